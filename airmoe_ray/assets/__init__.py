@@ -1,0 +1,1 @@
+"""Files shipped inside the package: weights of the embedded backbone."""

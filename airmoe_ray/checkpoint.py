@@ -1,0 +1,207 @@
+"""The checkpoint folder: one file for the cloud, one per client, JSON and safetensors only, written atomically.
+
+    config.yaml  model.json  cloud.safetensors  experts/expert_00.safetensors …
+    trainer/optimizer.safetensors  trainer/state.json
+
+A client's file holds its expert, psi and FRL and nothing of anyone else's. The backbone is named with its fingerprint,
+not copied.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from airmoe_ray import __version__
+from airmoe_ray.config import Config
+from airmoe_ray.config_file import parse_config, read_yaml, to_yaml
+from airmoe_ray.data.base import ClassTable
+from airmoe_ray.errors import CheckpointError
+from airmoe_ray.moe import AirMoE
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """`model.json`: what a server must know before it loads any weight."""
+
+    classes: list[str]
+    palette: list[list[int]]
+    feature_dim: int
+    dilations: list[int]
+    backbone_name: str
+    backbone_fingerprint: str
+    airmoe_version: str = __version__
+    torch_version: str = str(torch.__version__)
+    format: int = FORMAT
+
+    @property
+    def class_table(self) -> ClassTable:
+        """Names and colours."""
+        return ClassTable(tuple(self.classes), tuple((r, g, b) for r, g, b in self.palette))
+
+
+@dataclass
+class TrainerState:
+    """What `--resume` needs besides the weights; random streams are functions of the seed and the epoch."""
+
+    epoch: int  # epochs completed
+    step: int
+    optimizer: dict[str, Tensor]
+
+
+def cloud_tensors(model: AirMoE) -> dict[str, Tensor]:
+    """The cloud's trainable part: the query."""
+    return {f"query.{name}": value for name, value in model.query.state_dict().items()}
+
+
+def expert_tensors(model: AirMoE, client: int) -> dict[str, Tensor]:
+    """Everything one client owns: expert, psi, FRL."""
+    count = int(model.clients.frl.valid_NM[client].sum())
+    tensors = {f"expert.{name}": value for name, value in model.clients.experts[client].state_dict().items()}
+    tensors["frl.prototypes"] = model.clients.frl.prototypes_NMd.detach()[client, :count]
+    tensors["frl.importance"] = model.clients.frl.importance_NM[client, :count]
+    return tensors
+
+
+def save_checkpoint(folder: Path, model: AirMoE, card: ModelCard, state: TrainerState | None = None) -> None:
+    """Write a checkpoint beside `folder`, force it to disk, then put it in place; a kill leaves the old or the new."""
+    recover(folder)
+    fresh = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        _write_all(fresh, model, card, state)
+    except OSError as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        kept = "the previous checkpoint is untouched" if folder.exists() else "nothing was kept"
+        raise CheckpointError(f"{folder}: cannot save the checkpoint ({error.strerror}); {kept}") from None
+    _swap(fresh, folder)
+
+
+def load_checkpoint(folder: Path) -> tuple[Config, ModelCard]:
+    """Configuration and model card of a checkpoint, checked."""
+    recover(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no checkpoint here; train first, or give the run folder that holds one")
+    try:
+        card = ModelCard(**json.loads((folder / "model.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder / 'model.json'}: cannot be read ({error}); the checkpoint is broken") from None
+    if card.format > FORMAT:
+        raise CheckpointError(f"{folder}: checkpoint format {card.format}, this version reads up to {FORMAT}; update")
+    return parse_config(read_yaml(folder / "config.yaml")), card
+
+
+def load_weights(folder: Path, model: AirMoE) -> None:
+    """Fill a model from its checkpoint; every tensor must be there in the right shape."""
+    _assign(cloud_tensors(model), folder / "cloud.safetensors")
+    clients = len(model.clients.experts)
+    found = len(list((folder / "experts").glob("expert_*.safetensors")))
+    if found != clients:
+        raise CheckpointError(
+            f"{folder}: holds {found} experts, the configuration asks for {clients}; use the run's own"
+        )
+    for j in range(clients):
+        _assign(expert_tensors(model, j), expert_file(folder, j))
+
+
+def load_trainer_state(folder: Path) -> TrainerState:
+    """Epoch, step and optimizer moments of a checkpoint."""
+    try:
+        state = json.loads((folder / "trainer" / "state.json").read_text())
+    except (OSError, ValueError):
+        raise CheckpointError(f"{folder}: has no trainer state to resume from") from None
+    return TrainerState(state["epoch"], state["step"], _read(folder / "trainer" / "optimizer.safetensors"))
+
+
+def expert_file(folder: Path, client: int) -> Path:
+    """Where client j's tensors are."""
+    return folder / "experts" / f"expert_{client:02d}.safetensors"
+
+
+def recover(folder: Path) -> None:
+    """Finish a swap that a kill cut short: the complete new checkpoint is waiting beside the empty place."""
+    ready = folder.with_name(folder.name + ".ready")
+    if ready.exists():
+        if not folder.exists():
+            ready.rename(folder)
+        else:
+            shutil.rmtree(ready)
+
+
+def _write_all(fresh: Path, model: AirMoE, card: ModelCard, state: TrainerState | None) -> None:
+    (fresh / "experts").mkdir(parents=True)
+    _write(fresh / "config.yaml", to_yaml(model.config).encode())
+    _write(fresh / "model.json", json.dumps(asdict(card), indent=1).encode())
+    _write(fresh / "cloud.safetensors", _serialise(cloud_tensors(model)))
+    for j in range(len(model.clients.experts)):
+        _write(expert_file(fresh, j), _serialise(expert_tensors(model, j)))
+    if state is not None:
+        (fresh / "trainer").mkdir()
+        _write(fresh / "trainer" / "optimizer.safetensors", _serialise(state.optimizer))
+        _write(fresh / "trainer" / "state.json", json.dumps({"epoch": state.epoch, "step": state.step}).encode())
+    for place in (fresh / "experts", fresh):
+        _sync_folder(place)
+
+
+def _swap(fresh: Path, folder: Path) -> None:
+    """Two renames; between them `recover` knows what to do."""
+    ready, old = folder.with_name(folder.name + ".ready"), folder.with_name(folder.name + ".old")
+    fresh.rename(ready)
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    ready.rename(folder)
+    _sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _serialise(tensors: dict[str, Tensor]) -> bytes:
+    return safetensors.torch.save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; the checkpoint is incomplete, copy it again or retrain") from None
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); the checkpoint is broken") from None
+
+
+@torch.no_grad()
+def _assign(targets: dict[str, Tensor], path: Path) -> None:
+    stored: dict[str, Any] = _read(path)
+    for name, target in targets.items():
+        if name not in stored or stored[name].shape != target.shape:
+            shape = tuple(stored[name].shape) if name in stored else "nothing"
+            raise CheckpointError(
+                f"{path}: {name} is {shape}, this configuration needs {tuple(target.shape)}; "
+                "the checkpoint is of another architecture, use the run's own configuration"
+            )
+        target.copy_(stored[name])
+    for name in stored.keys() - targets.keys():
+        raise CheckpointError(f"{path}: unexpected {name}; the checkpoint is of another architecture")

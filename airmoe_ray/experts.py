@@ -1,0 +1,95 @@
+"""A client's expert: ASPP encoder, 1x1 decoder and the statistic head psi, Eq. (11)-(13)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from airmoe_ray.config import ExpertsConfig
+from airmoe_ray.frl import clip_norm
+
+_LARGE_GRID = 36  # cells; beyond it the published dilations (6, 12, 18) fit
+
+
+def dilations_for(config: ExpertsConfig, grid: int) -> tuple[int, int, int]:
+    """Dilations of the three 3x3 branches for a feature grid of `grid` cells on its longer side."""
+    return config.dilations or ((2, 4, 8) if grid <= _LARGE_GRID else (6, 12, 18))
+
+
+class ExpertOutput(NamedTuple):
+    """One expert on its routed samples."""
+
+    logits_BChw: Tensor  # y_j, what is transmitted
+    psi_Bd: Tensor  # psi_j(h_j), the pre-image of R_j
+
+
+class ConvNormRelu(nn.Module):
+    """Convolution, GroupNorm(8), ReLU. No batch statistics: an expert may see a single sample."""
+
+    def __init__(self, inputs: int, outputs: int, *, kernel: int = 1, dilation: int = 1) -> None:
+        super().__init__()
+        padding = dilation * (kernel // 2)
+        self.conv = nn.Conv2d(inputs, outputs, kernel, padding=padding, dilation=dilation, bias=False)
+        self.group_norm = nn.GroupNorm(8, outputs)
+
+    def forward(self, x_BDhw: Tensor) -> Tensor:
+        return relu(self.group_norm(self.conv(x_BDhw)))
+
+
+class Encoder(nn.Module):
+    """h_j = Enc_j(F), Eq. (11): reduction to d_h, five ASPP branches, concatenation, 1x1 to d_h."""
+
+    def __init__(self, feature_dim: int, hidden: int, width: int, dilations: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.reduce = ConvNormRelu(feature_dim, hidden)
+        self.pointwise = ConvNormRelu(hidden, width)
+        self.dilated = nn.ModuleList(ConvNormRelu(hidden, width, kernel=3, dilation=rate) for rate in dilations)
+        self.pooled = ConvNormRelu(hidden, width)
+        self.merge = ConvNormRelu(5 * width, hidden)
+
+    def forward(self, features_BDhw: Tensor) -> Tensor:
+        x = self.reduce(features_BDhw)
+        branches = [self.pointwise(x), *(branch(x) for branch in self.dilated)]
+        pooled = self.pooled(x.mean(dim=(2, 3), keepdim=True)).expand_as(branches[0])
+        hidden: Tensor = self.merge(torch.cat([*branches, pooled], dim=1))
+        return hidden
+
+
+class Expert(nn.Module):
+    """Enc_j, Dec_j and psi_j of one client."""
+
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        *,
+        feature_dim: int,
+        classes: int,
+        dim: int,
+        bound: float,
+        dilations: tuple[int, int, int],
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.bound = bound
+        self.encoder = Encoder(feature_dim, config.hidden, config.width, dilations)
+        self.decoder = nn.Conv2d(config.hidden, classes, 1)
+        self.psi = nn.Linear(config.hidden, dim)
+        self._initialise(generator)
+
+    def forward(self, features_BDhw: Tensor) -> ExpertOutput:
+        r"""h_j = Enc_j(F), y_j = Dec_j(h_j), psi_j(h_j) with norm clipped to C_p, Eq. (11)-(13)."""
+        hidden_Bhw = self.encoder(features_BDhw)
+        psi_Bd = clip_norm(self.psi(hidden_Bhw.mean(dim=(2, 3))), self.bound)
+        return ExpertOutput(self.decoder(hidden_Bhw), psi_Bd)
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator) -> None:
+        """He initialisation from the given stream; biases zero. Draws happen in a fixed order of parameters."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                fan_in = module.weight[0].numel()
+                gain = 2.0 if isinstance(module, nn.Conv2d) and module is not self.decoder else 1.0
+                module.weight.normal_(std=(gain / fan_in) ** 0.5, generator=generator)
+                if module.bias is not None:
+                    module.bias.zero_()

@@ -1,0 +1,79 @@
+"""Communication ledger: what one input costs on each link, and what the alternatives would cost.
+
+b bits per real number (32 by default); the analog air is counted in complex channel uses, not bits.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from airmoe_ray.config import Config
+from airmoe_ray.errors import ConfigError
+
+BITS_PER_REAL = 32
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Bits and channel uses of one input."""
+
+    downlink_broadcast_bits: int  # features and query, counted once whoever listens
+    uplink_routing_bits: int  # C_route: every client's statistic and fade bit
+    downlink_routed_bits: int  # one bit per client: you are routed
+    uplink_report_bits: int  # delta_j and c_j of the routed
+    downlink_weights_bits: int  # beta_j each, rho once
+    air_channel_uses: int  # d_y, whatever K is
+    uplink_raw_feature_bits: int  # instead of statistics: every client's hidden features
+    tdma_bits: int  # instead of the air: every routed client's quantised output in turn
+    tdma_channel_uses: int | None  # the same in channel uses at capacity; None without channel gains
+
+    def as_dict(self) -> dict[str, int | None]:
+        """For JSON."""
+        return asdict(self)
+
+
+def routing_uplink_bits(clients: int, dim: int, bits: int = BITS_PER_REAL) -> int:
+    """C_route of one input: N (d b + 1)."""
+    return clients * (dim * bits + 1)
+
+
+def account(
+    config: Config,
+    *,
+    feature_dim: int,
+    classes: int,
+    grid: tuple[int, int],
+    top_k: int,
+    gains_K: Sequence[float] | None = None,
+    snr_db: float | None = None,
+    bits: int = BITS_PER_REAL,
+) -> Ledger:
+    """The ledger of one input with `top_k` transmitting clients whose |gamma_j|^2 are `gains_K`."""
+    cells = grid[0] * grid[1]
+    n, d, d_y = config.experts.count, config.frl.dim, classes * cells
+    digital_bits = config.channel.digital_bits
+    tdma_uses = None
+    if gains_K is not None:
+        snr = 10 ** ((config.channel.snr_db if snr_db is None else snr_db) / 10)
+        tdma_uses = sum(math.ceil(d_y * digital_bits / math.log2(1 + snr * gain)) for gain in gains_K)
+    return Ledger(
+        downlink_broadcast_bits=feature_dim * cells * bits + d * bits,
+        uplink_routing_bits=routing_uplink_bits(n, d, bits),
+        downlink_routed_bits=n,
+        uplink_report_bits=2 * bits * top_k,
+        downlink_weights_bits=top_k * bits + bits,
+        air_channel_uses=d_y,
+        uplink_raw_feature_bits=n * config.experts.hidden * cells * bits,
+        tdma_bits=top_k * d_y * digital_bits,
+        tdma_channel_uses=tdma_uses,
+    )
+
+
+def check_budget(config: Config) -> None:
+    """Constraint (c): refuse a configuration whose C_route exceeds C_max, before anything runs."""
+    needed, budget = routing_uplink_bits(config.experts.count, config.frl.dim), config.routing.budget_bits
+    if budget is not None and needed > budget:
+        raise ConfigError(
+            f"routing needs C_route = {needed} bits per input (N = {config.experts.count}, d = {config.frl.dim}), over "
+            f"routing.budget_bits = {budget}; lower experts.count or frl.dim, or raise the budget"
+        )

@@ -1,0 +1,89 @@
+"""The training objective, Eq. (19)-(21), as functions of what one step produced.
+
+Suffixes: B inputs, N clients, K routed, M prototypes, C classes, H W image, h w grid.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, interpolate
+
+from airmoe_ray.clients import LocalRound
+from airmoe_ray.config import Config
+from airmoe_ray.data.base import IGNORE
+from airmoe_ray.frl import FeatureRetrievalLibrary
+from airmoe_ray.moe import AirMoEOutput
+
+
+class LossTerms(NamedTuple):
+    """L and its parts, Eq. (19)."""
+
+    total: Tensor
+    ce: Tensor
+    lb: Tensor
+    frl: Tensor
+    align: Tensor
+
+
+def pixel_cross_entropy(
+    logits_BChw: Tensor, labels_BHW: Tensor, *, stride: int, class_weight_C: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Summed cross-entropy over non-void pixels and their (weighted) count: the mean is the caller's to take.
+
+    Labels cover the padded image, void in the padding. Logits go up bilinearly, once, to every `stride`-th pixel.
+    """
+    height, width = labels_BHW.shape[1] // stride, labels_BHW.shape[2] // stride
+    labels = labels_BHW[:, stride // 2 :: stride, stride // 2 :: stride].long()
+    logits = interpolate(logits_BChw, size=(height, width), mode="bilinear", align_corners=False)
+    total = cross_entropy(logits, labels, weight=class_weight_C, ignore_index=IGNORE, reduction="sum")
+    seen = labels[labels != IGNORE]
+    count = seen.new_tensor(len(seen), dtype=total.dtype) if class_weight_C is None else class_weight_C[seen].sum()
+    return total, count.clamp_min(1.0)
+
+
+def load_balance(mean_prob_N: Tensor) -> Tensor:
+    r"""L_LB = sum_j u_j log u_j + log N with u the batch mean of pi, Eq. (20): 0 when the load is even, at most log N.
+
+    The paper prints - log N, which would put the optimum at -2 log N; + log N puts it at 0. Same gradient.
+    """
+    return torch.special.xlogy(mean_prob_N, mean_prob_N).sum() + math.log(len(mean_prob_N))
+
+
+def frl_regulariser(frl: FeatureRetrievalLibrary, alpha_BNM: Tensor) -> Tensor:
+    r"""L_FRL = sum_jk (||p_jk||^2 + w_jk^2 + sum_i |alpha_jk^i|), Eq. (21).
+
+    The last term is the constant N B (alpha is a softmax) and has no gradient; `frl.sparsity: entropy` puts the
+    entropy of alpha in its place, which sharpens the attention.
+    """
+    size = frl.prototypes_NMd.square().sum(dim=-1) + frl.importance_NM.square()
+    sparsity = alpha_BNM.abs().sum()
+    if frl.config.sparsity == "entropy":
+        sparsity = torch.special.entr(alpha_BNM).sum()
+    return size.masked_fill(~frl.valid_NM, 0.0).sum() + sparsity
+
+
+def mean_divergence(delta_BK: Tensor, active_BK: Tensor) -> Tensor:
+    """Mean delta_j over the active clients: pulls psi towards the query, so that renewed prototypes can be found."""
+    return delta_BK.masked_fill(~active_BK, 0.0).sum() / active_BK.sum()
+
+
+def objective(
+    output: AirMoEOutput[LocalRound],
+    labels_BHW: Tensor,
+    *,
+    config: Config,
+    class_weight_C: Tensor | None = None,
+) -> LossTerms:
+    """L = L_CE + lambda_LB L_LB + lambda_FRL L_FRL, Eq. (19), on y^_ota; plus lambda_align mean delta_j."""
+    train = config.train
+    total, count = pixel_cross_entropy(
+        output.logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C
+    )
+    ce = total / count
+    lb = load_balance(output.routing.prob_BN.mean(dim=0))
+    frl_term = frl_regulariser(output.round.clients.frl, output.round.alpha_BNM)
+    align = mean_divergence(output.delta_BK, output.routing.active_BK)
+    loss = ce + train.lambda_lb * lb + train.lambda_frl * frl_term + train.lambda_align * align
+    return LossTerms(loss, ce, lb, frl_term, align)

@@ -1,0 +1,161 @@
+"""Training: one step, and the order in which a run takes its steps.
+
+The step is pure torch on one batch; loops (here, or under Ray Train) only feed it. All randomness is counter-based, so
+a resumed run takes the very steps an undisturbed one would have taken.
+Suffixes: B inputs, D features, C classes, H W image, h w grid.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from airmoe_ray.checkpoint import TrainerState
+from airmoe_ray.config import Config, TrainConfig
+from airmoe_ray.constraints import check_constraints
+from airmoe_ray.data.base import IGNORE
+from airmoe_ray.features import FeatureCache
+from airmoe_ray.losses import LossTerms, objective
+from airmoe_ray.moe import AirMoE
+from airmoe_ray.rng import generator, training_id
+
+
+class Batch(NamedTuple):
+    """What a step consumes."""
+
+    features_BDhw: Tensor
+    labels_BHW: Tensor
+    ids_B: list[int]
+
+
+class StepResult(NamedTuple):
+    """What a step tells the log."""
+
+    loss: LossTerms
+    selected_BK: Tensor
+    forwards: int  # sample-expert forwards: B K less the truncated
+
+
+class Trainer:
+    """A model with its optimizers: Adam for experts, psi and query; plain SGD for prototypes."""
+
+    def __init__(
+        self, model: AirMoE, config: Config, *, total_steps: int, class_weight_C: Tensor | None = None
+    ) -> None:
+        self.model, self.config, self.total_steps = model, config, total_steps
+        self.class_weight_C = class_weight_C
+        self.step_count = 0
+        prototypes = model.clients.frl.prototypes_NMd
+        others = [p for p in model.parameters() if p is not prototypes]
+        train = config.train
+        # L2 in the gradient (Adam as the paper names it), not decoupled; fused is the fast kernel on CPU and GPU alike
+        self.adam = torch.optim.Adam(others, lr=train.lr, weight_decay=train.weight_decay, fused=True)
+        # Adam would rescale lambda_FRL away, and renewal would make its moments stale
+        self.sgd = torch.optim.SGD([prototypes], lr=config.frl.lr) if prototypes.requires_grad else None
+
+    def step(self, batch: Batch) -> StepResult:
+        """Forward through the channel, loss, backward, optimizers, then renewal of the FRLs.
+
+        Renewal comes last: done in place before `backward`, it would corrupt the graph.
+        """
+        self.model.train()
+        self._set_learning_rate()
+        output = self.model(batch.features_BDhw, batch.ids_B)
+        if self.config.train.check_constraints:
+            check_constraints(output, self.config)
+        loss = objective(output, batch.labels_BHW, config=self.config, class_weight_C=self.class_weight_C)
+        for optimizer in self._optimizers():
+            optimizer.zero_grad(set_to_none=True)  # None, not 0: an expert without a sample must not move
+        loss.total.backward()
+        if self.config.train.grad_clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.grad_clip)
+        for optimizer in self._optimizers():
+            optimizer.step()
+        self.model.clients.frl.project()
+        output.round.renew()
+        self.step_count += 1
+        detached = LossTerms(*(term.detach() for term in loss))
+        return StepResult(detached, output.routing.selected_BK, int(output.routing.active_BK.sum()))
+
+    def state(self, *, epoch: int) -> TrainerState:
+        """Moments of Adam by parameter name; SGD without momentum has none."""
+        tensors = {}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.adam.state.get(parameter, {}).items():
+                tensors[f"{name}/{key}"] = value
+        return TrainerState(epoch=epoch, step=self.step_count, optimizer=tensors)
+
+    def restore(self, state: TrainerState) -> None:
+        """Continue where `state` was taken."""
+        self.step_count = state.step
+        parameters = dict(self.model.named_parameters())
+        for key, value in state.optimizer.items():
+            name, moment = key.rsplit("/", 1)
+            parameter = parameters[name]
+            self.adam.state[parameter][moment] = value if moment == "step" else value.to(parameter)
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.adam] if self.sgd is None else [self.adam, self.sgd]
+
+    def _set_learning_rate(self) -> None:
+        factor = learning_rate_factor(self.step_count, self.total_steps, self.config.train)
+        self.adam.param_groups[0]["lr"] = self.config.train.lr * factor
+
+
+def learning_rate_factor(step: int, total: int, config: TrainConfig) -> float:
+    """1, or a linear warm-up over the first 3 % of the run and a cosine down to 1 %."""
+    if config.schedule == "constant":
+        return 1.0
+    warm_up = max(1, round(0.03 * total))
+    if step < warm_up:
+        return (step + 1) / warm_up
+    progress = (step - warm_up) / max(total - warm_up, 1)
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+class Schedule:
+    """Which samples, in which view, make up each batch of each epoch: a function of (seed, epoch) alone."""
+
+    def __init__(self, views: Sequence[FeatureCache], config: Config) -> None:
+        self.views, self.config = views, config
+        self.shape_of = views[0].shape_of  # all views of an image have its shape
+
+    def steps_per_epoch(self) -> int:
+        """Batches per epoch; the last one of each image shape may be smaller."""
+        return sum(math.ceil(n / self.config.train.batch_size) for n in np.bincount(self.shape_of) if n)
+
+    def batches(self, epoch: int, *, device: torch.device) -> Iterator[Batch]:
+        """The batches of one epoch."""
+        rng = generator(self.config.seed, "order", epoch)
+        view_of = rng.integers(len(self.views), size=len(self.shape_of))
+        for indices in self._order(rng):
+            rows = [self.views[view_of[i]].get(int(i)) for i in indices]
+            features = torch.from_numpy(np.stack([features for features, _ in rows])).to(device, torch.float32)
+            labels = torch.from_numpy(np.stack([label for _, label in rows])).to(device)
+            yield Batch(features, labels, [training_id(epoch, int(i)) for i in indices])
+
+    def _order(self, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+        size = self.config.train.batch_size
+        order = rng.permutation(len(self.shape_of))
+        batches = []
+        for shape in range(int(self.shape_of.max()) + 1):
+            members = order[self.shape_of[order] == shape]
+            batches += [members[start : start + size] for start in range(0, len(members), size)]
+        return [batches[i] for i in rng.permutation(len(batches))] if self.shape_of.any() else batches
+
+
+def class_weights(view: FeatureCache, classes: int, balance: float) -> Tensor | None:
+    """(frequency ^ -balance), scaled to mean 1 over the pixels; None where balance is 0."""
+    if balance == 0:
+        return None
+    counts = np.zeros(classes)
+    for index in range(len(view)):
+        label = view.get(index)[1]
+        counts += np.bincount(label[label != IGNORE], minlength=classes)[:classes]
+    share = counts / counts.sum()
+    weight = np.where(share > 0, np.maximum(share, 1e-6), 1.0) ** -balance
+    return torch.tensor(weight / (weight * share).sum(), dtype=torch.float32)

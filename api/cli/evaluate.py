@@ -1,0 +1,88 @@
+"""`airmoe eval`: scores of a run, and pictures of what it sees."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from airmoe_ray.checkpoint import load_checkpoint
+from airmoe_ray.config_file import parse_config
+from airmoe_ray.data import SegmentationDataset, Split, open_dataset
+from airmoe_ray.errors import CheckpointError
+from airmoe_ray.evaluation import evaluate
+from airmoe_ray.inference import Segmenter, mask_of
+from airmoe_ray.pictures import colour_mask, overlay, sheet
+from airmoe_ray.rng import evaluation_id
+from api.cli.common import JsonOption, SetOption, print_json, stdout, terminal
+
+
+def eval_(
+    run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
+    split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
+    overrides: SetOption = [],  # noqa: B006  typer copies it
+    pictures: Annotated[Path | None, typer.Option(help="Also draw one example per domain into this PNG.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a run on a split: mIoU, mF1, mPre, mRec, per class and per domain, and the router's health."""
+    stored, _ = load_checkpoint(run / "checkpoint")
+    config = parse_config(stored.model_dump(mode="json"), overrides)
+    segmenter = Segmenter.load(run / "checkpoint", config)
+    dataset = open_dataset(config.data, _split(split))
+    if list(dataset.classes.names) != segmenter.card.classes:
+        raise CheckpointError(
+            f"{run}: was trained on the classes {', '.join(segmenter.card.classes[:3])}, …; "
+            f"{config.data.name} has {', '.join(dataset.classes.names[:3])}, …; evaluate on the same classes"
+        )
+    with terminal() as report:
+        result = evaluate(segmenter, dataset, progress=report.progress(f"evaluating {len(dataset)} images"))
+    if pictures is not None:
+        draw_examples(segmenter, dataset, pictures)
+    if as_json:
+        print_json(result)
+    else:
+        _print_tables(result)
+
+
+def draw_examples(segmenter: Segmenter, dataset: SegmentationDataset, path: Path) -> None:
+    """One row per domain: image, truth, prediction, overlay."""
+    rows, names = [], []
+    for domain, name in enumerate(dataset.domains):
+        index = next((i for i in range(len(dataset)) if dataset.domain_of(i) == domain), None)
+        if index is not None:
+            sample = dataset[index]
+            image = segmenter.prepare(sample.image)
+            mask = mask_of(segmenter.run([image], [evaluation_id(index)]).logits_BChw[0], image)
+            truth, seen = (colour_mask(m, dataset.classes) for m in (sample.label, mask))
+            rows.append([sample.image, truth, seen, overlay(sample.image, mask, dataset.classes)])
+            names.append(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = ("image", "truth", "prediction", "overlay")
+    sheet(rows, columns=columns, names=names, classes=dataset.classes).save(path)
+
+
+def _split(name: str) -> Split:
+    match name:
+        case "train" | "val" | "test" | "all":
+            return name
+    raise typer.BadParameter(f"{name!r}: expected train, val, test or all", param_hint="--split")
+
+
+def _print_tables(result: dict[str, Any]) -> None:
+    score_names = ("miou", "mf1", "mpre", "mrec")
+    headline = "   ".join(f"{name} {result[name]:.2f}" for name in score_names)
+    stdout.print(f"\n[bold]{headline}[/bold]   ({result['images']} images)\n")
+    by_class = Table("class", *(("IoU", "F1", "precision", "recall")), title="per class", title_justify="left")
+    for name, row in result["per_class"].items():
+        by_class.add_row(name, *("absent" if v is None else f"{v:.1f}" for v in row.values()))
+    stdout.print(by_class)
+    by_domain = Table("domain", "mIoU", title="per domain", title_justify="left")
+    for name, row in result["per_domain"].items():
+        by_domain.add_row(name, f"{row['miou']:.1f}")
+    stdout.print(by_domain)
+    routing = result["routing"]
+    stdout.print(
+        f"routing: balancedness {routing['balancedness']:.2f} (1 is even), least-used expert at "
+        f"{routing['least_load']:.2f} of its fair load, NMI(domain, top expert) {routing['nmi_domain_expert']:.2f}, "
+        f"{routing['effective_prototypes']:.1f} effective prototypes; channel NMSE {routing['nmse_db']:.1f} dB"
+    )

@@ -1,0 +1,38 @@
+"""The `airmoe` command: its verbs, and how mistakes are told."""
+
+import sys
+
+import typer
+
+from airmoe_ray.errors import UserError
+from api.cli.common import stderr
+from api.cli.config import config_
+from api.cli.doctor import doctor
+from api.cli.evaluate import eval_
+from api.cli.pretrain import pretrain
+from api.cli.train import train
+
+app = typer.Typer(
+    name="airmoe",
+    help="Statistic-augmented over-the-air mixture of experts.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train)
+app.command("eval")(eval_)
+app.command("config")(config_)
+app.command("pretrain")(pretrain)
+app.command("doctor")(doctor)
+
+
+def run() -> None:
+    """Entry point: a user's mistake is one line and exit code 2; Ctrl-C is exit code 130."""
+    try:
+        app()
+    except UserError as error:
+        stderr.print(f"airmoe: {error}", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        stderr.print("airmoe: interrupted; `--resume` continues from the last checkpoint", markup=False)
+        sys.exit(130)

@@ -1,0 +1,30 @@
+"""`airmoe pretrain`: make the embedded backbone's weights again."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.cli.common import JsonOption, print_json, terminal
+
+
+def pretrain(
+    out: Annotated[Path, typer.Option(help="Weights file to write (safetensors).")] = Path("embedded_vit.safetensors"),
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time budget.")] = 30.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Distil EfficientNet-Lite0's features into the embedded ViT on procedural scenes; no labels are used."""
+    from airmoe_ray.pretrain import pretrain as recipe
+
+    with terminal() as report:
+        bar = report.progress("pretraining")
+
+        def show(figures: dict[str, float]) -> None:
+            bar(round(100 * figures["share"]), 100)
+            report.note(f"step {figures['step']:.0f}, loss {figures['loss']:.4f}")
+
+        summary = recipe(out=out, minutes=minutes, seed=seed, progress=show)
+        report.line(f"wrote {out}")
+    if as_json:
+        print_json(summary)

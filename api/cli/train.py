@@ -1,0 +1,32 @@
+"""`airmoe train`: end-to-end training through the channel."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from airmoe_ray.config_file import load_config
+from airmoe_ray.errors import UserError
+from airmoe_ray.run import train_run
+from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, terminal
+
+
+def train(
+    config: ConfigOption = None,
+    overrides: SetOption = [],  # noqa: B006  typer copies it
+    run: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/quickstart"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model; writes DIR/{config.yaml,metrics.jsonl,summary.json,checkpoint/}."""
+    if resume and config is None:
+        stored = run / "config.yaml"
+        if not stored.is_file():
+            raise UserError(f"{run}: no run to resume here (no config.yaml); leave --resume away to start one")
+        config = str(stored)
+    settings = load_config(config, overrides)
+    with terminal() as report:
+        summary = train_run(settings, run, resume=resume, report=report)
+        report.line(f"trained in {summary['seconds']:.0f} s; the model is in {run / 'checkpoint'}")
+    if as_json:
+        print_json(summary)

@@ -1,0 +1,1 @@
+"""Shipped configurations, found by name: `--config quickstart`."""

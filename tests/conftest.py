@@ -1,0 +1,55 @@
+"""A tiny AirMoE in float64: laws hold to rounding there, and a step takes milliseconds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from airmoe_ray.config import Config
+from airmoe_ray.moe import AirMoE
+
+FEATURE_DIM, CLASSES = 6, 3
+SMALL: dict[str, Any] = {
+    "experts": {"count": 4, "hidden": 16, "width": 16},
+    "frl": {"dim": 8, "prototypes": 3},
+    "routing": {"top_k": 2},
+    "train": {"loss_stride": 1},
+}
+
+
+@pytest.fixture(scope="session")
+def make_config() -> Callable[..., Config]:
+    """Config of 4 clients, K = 2, d = 8, M = 3; each keyword is a block of settings that differ."""
+
+    def make(**blocks: Any) -> Config:
+        settings = dict(SMALL)
+        for name, block in blocks.items():
+            settings[name] = {**settings.get(name, {}), **block} if isinstance(block, dict) else block
+        return Config.model_validate(settings)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_model(make_config: Callable[..., Config]) -> Callable[..., AirMoE]:
+    """Model of 6 feature channels and 3 classes in float64, from `make_config`'s settings or a whole Config."""
+
+    def make(config: Config | None = None, **blocks: Any) -> AirMoE:
+        config = config or make_config(**blocks)
+        return AirMoE(config, feature_dim=FEATURE_DIM, classes=CLASSES, dilations=(1, 2, 3)).double()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_features() -> Callable[..., Tensor]:
+    """Random feature maps (B, 6, h, w) in float64; inputs differ in their means, as pictures do."""
+
+    def make(batch: int, *, seed: int = 0, grid: tuple[int, int] = (3, 4)) -> Tensor:
+        draw = torch.Generator().manual_seed(seed)
+        noise = torch.randn(batch, FEATURE_DIM, *grid, generator=draw, dtype=torch.float64)
+        return noise + 2 * torch.randn(batch, FEATURE_DIM, 1, 1, generator=draw, dtype=torch.float64)
+
+    return make
