@@ -68,9 +68,9 @@ class ExpertsConfig(Block):
 
     count: Positive = 10
     """N, the number of clients."""
-    hidden: Annotated[int, Field(ge=8, multiple_of=8)] = 256
+    hidden: Annotated[int, Field(ge=16, multiple_of=8)] = 256
     """d_h, channels of the hidden map h_j."""
-    width: Annotated[int, Field(ge=8, multiple_of=8)] = 256
+    width: Annotated[int, Field(ge=16, multiple_of=8)] = 256
     """Channels of each of the five ASPP branches."""
     dilations: tuple[Positive, Positive, Positive] | None = None
     """Dilations of the three 3x3 branches; unset: (2,4,8) on grids up to 36, else (6,12,18)."""
@@ -157,19 +157,22 @@ class ChannelConfig(Block):
 
 
 class WarmStartConfig(Block):
-    """Local history of the clients before collaborative training."""
+    """What clients bring along: FRLs filled from their own data, experts that start from a common one."""
 
     enabled: bool = True
-    """Fill each FRL by k-means of the queries of the client's own data D_j."""
-    epochs: Annotated[int, Field(ge=0)] = 0
-    """Epochs each client trains its expert and psi on its own data first."""
+    """Fit the query's projection to the data, and fill each FRL by k-means of the queries of the client's own D_j."""
+    query_spread: Annotated[float, Field(gt=0)] = 2.0
+    """Standard deviation of a query's leading components [logits]; larger tells inputs apart more sharply."""
+    shared_epochs: Annotated[int, Field(ge=0)] = 0
+    """Epochs, out of `train.epochs`, in which one expert learns for all at the cloud; every client starts from its copy
+    (sparse upcycling). 0 in the paper."""
 
 
 class TrainConfig(Block):
     """End-to-end training through the channel, Eq. (19)-(21)."""
 
     epochs: Positive = 8
-    """Passes over the training set (all views)."""
+    """Passes over the training set; each visit takes one of the cached views at random."""
     batch_size: Positive = 16
     """B, inputs per optimizer step."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
@@ -191,7 +194,7 @@ class TrainConfig(Block):
     class_balance: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Class weights (frequency ^ -x) in the cross-entropy; 0 is none, 1 is full inverse frequency."""
     warm_start: WarmStartConfig = WarmStartConfig()
-    """What clients learn alone before training together."""
+    """What clients bring along when collaborative training starts."""
     checkpoint_every: Positive = 1
     """Epochs between checkpoints."""
     check_constraints: bool = False

@@ -14,7 +14,8 @@ from airmoe_ray.clients import LocalRound
 from airmoe_ray.config import Config
 from airmoe_ray.data.base import IGNORE
 from airmoe_ray.frl import FeatureRetrievalLibrary
-from airmoe_ray.moe import AirMoEOutput
+from airmoe_ray.moe import AirMoE, AirMoEOutput
+from airmoe_ray.statistics import js_divergence, norm
 
 
 class LossTerms(NamedTuple):
@@ -64,8 +65,12 @@ def frl_regulariser(frl: FeatureRetrievalLibrary, alpha_BNM: Tensor) -> Tensor:
     return size.masked_fill(~frl.valid_NM, 0.0).sum() + sparsity
 
 
-def mean_divergence(delta_BK: Tensor, active_BK: Tensor) -> Tensor:
-    """Mean delta_j over the active clients: pulls psi towards the query, so that renewed prototypes can be found."""
+def alignment(query_dist_Bd: Tensor, psi_BKd: Tensor, active_BK: Tensor, *, temperature: float) -> Tensor:
+    """Mean D_JS(Q || R_j) over the active clients: pulls psi to the query, so that renewed prototypes can be found.
+
+    Q is held fixed: the cheapest way to agree would be queries that are all the same.
+    """
+    delta_BK = js_divergence(query_dist_Bd.detach()[:, None], norm(psi_BKd, temperature))
     return delta_BK.masked_fill(~active_BK, 0.0).sum() / active_BK.sum()
 
 
@@ -84,6 +89,26 @@ def objective(
     ce = total / count
     lb = load_balance(output.routing.prob_BN.mean(dim=0))
     frl_term = frl_regulariser(output.round.clients.frl, output.round.alpha_BNM)
-    align = mean_divergence(output.delta_BK, output.routing.active_BK)
+    align = alignment(
+        output.query_dist_Bd,
+        output.round.psi_BKd,
+        output.routing.active_BK,
+        temperature=config.routing.norm_temperature,
+    )
     loss = ce + train.lambda_lb * lb + train.lambda_frl * frl_term + train.lambda_align * align
     return LossTerms(loss, ce, lb, frl_term, align)
+
+
+def shared_objective(
+    model: AirMoE, features_BDhw: Tensor, labels_BHW: Tensor, *, class_weight_C: Tensor | None = None
+) -> LossTerms:
+    """The loss of one expert that learns for all: cross-entropy on its own output, psi pulled towards the query."""
+    train = model.config.train
+    with torch.no_grad():
+        query_dist_Bd = model.query(features_BDhw)
+    logits_BChw, psi_Bd = model.clients.experts[0](features_BDhw)
+    total, count = pixel_cross_entropy(logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C)
+    everyone_B1 = torch.ones_like(psi_Bd[:, :1], dtype=torch.bool)
+    align = alignment(query_dist_Bd, psi_Bd[:, None], everyone_B1, temperature=model.query.temperature)
+    ce, zero = total / count, torch.zeros_like(total)
+    return LossTerms(ce + train.lambda_align * align, ce, zero, zero, align)

@@ -23,7 +23,7 @@ class Query(nn.Module):
         return norm(self.linear(self.layer_norm(features_BDhw.mean(dim=(2, 3)))), self.temperature)
 
     @torch.no_grad()
-    def fit_projection(self, pooled_PD: Tensor, *, spread: float = 1.0) -> None:
+    def fit_projection(self, pooled_PD: Tensor, *, spread: float) -> None:
         """Set the linear map to the whitened principal axes of pooled features, so that queries differ.
 
         Pooled features of one dataset are nearly parallel: under a random projection all queries, and so all

@@ -18,6 +18,7 @@ from airmoe_ray.checkpoint import ModelCard, load_checkpoint, load_trainer_state
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.data import SegmentationDataset, held_out, open_dataset
+from airmoe_ray.data.transforms import parse_view
 from airmoe_ray.errors import CheckpointError, UserError
 from airmoe_ray.evaluation import validate
 from airmoe_ray.experts import dilations_for
@@ -98,6 +99,8 @@ def train_run(config: Config, folder: Path, *, resume: bool = False, report: Rep
 def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter) -> Run:
     """Check what can be checked before the work starts, then build or restore everything."""
     check_budget(config)
+    for view in config.data.views:
+        parse_view(view)
     _prepare_folder(folder, resume=resume)
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
@@ -157,11 +160,12 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
         images += len(batch.ids_B)
         report.note(f"loss {float(result.loss.total):.3f}  {images / (time.monotonic() - begun):.1f} images/s")
         bar(step + 1, steps)
+    run.trainer.end_epoch()
     seconds = time.monotonic() - begun
     names = ("loss", "ce", "lb", "frl", "align")
     row: dict[str, Any] = {"epoch": epoch + 1, **dict(zip(names, (terms / steps).tolist(), strict=True))}
     row |= {"images_per_s": images / seconds, "seconds": seconds, "balancedness": balancedness(selected_N)}
-    row["load"] = (selected_N / selected_N.mean()).round(3).tolist()
+    row["load"] = (selected_N / max(selected_N.mean(), 1)).round(3).tolist()
     if run.validation is not None:
         scores = validate(run.trainer.model, *run.validation)
         row |= {"miou": scores["miou"], "nmi": scores["routing"]["nmi_domain_expert"]}

@@ -19,7 +19,7 @@ from airmoe_ray.config import Config, TrainConfig
 from airmoe_ray.constraints import check_constraints
 from airmoe_ray.data.base import IGNORE
 from airmoe_ray.features import FeatureCache
-from airmoe_ray.losses import LossTerms, objective
+from airmoe_ray.losses import LossTerms, objective, shared_objective
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.rng import generator, training_id
 
@@ -49,6 +49,7 @@ class Trainer:
         self.model, self.config, self.total_steps = model, config, total_steps
         self.class_weight_C = class_weight_C
         self.step_count = 0
+        self.shared_steps = round(total_steps * config.train.warm_start.shared_epochs / config.train.epochs)
         prototypes = model.clients.frl.prototypes_NMd
         others = [p for p in model.parameters() if p is not prototypes]
         train = config.train
@@ -64,10 +65,25 @@ class Trainer:
         """
         self.model.train()
         self._set_learning_rate()
+        if self.step_count < self.shared_steps:
+            return self._shared_step(batch)
         output = self.model(batch.features_BDhw, batch.ids_B)
         if self.config.train.check_constraints:
             check_constraints(output, self.config)
         loss = objective(output, batch.labels_BHW, config=self.config, class_weight_C=self.class_weight_C)
+        self._descend(loss)
+        self.model.clients.frl.project()
+        output.round.renew()
+        return StepResult(_detach(loss), output.routing.selected_BK, int(output.routing.active_BK.sum()))
+
+    def _shared_step(self, batch: Batch) -> StepResult:
+        """One expert learns for all; `end_epoch` hands it out."""
+        loss = shared_objective(self.model, batch.features_BDhw, batch.labels_BHW, class_weight_C=self.class_weight_C)
+        self._descend(loss)
+        nobody_BK = torch.empty(0, dtype=torch.int64)
+        return StepResult(_detach(loss), nobody_BK, len(batch.ids_B))
+
+    def _descend(self, loss: LossTerms) -> None:
         for optimizer in self._optimizers():
             optimizer.zero_grad(set_to_none=True)  # None, not 0: an expert without a sample must not move
         loss.total.backward()
@@ -75,11 +91,18 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.grad_clip)
         for optimizer in self._optimizers():
             optimizer.step()
-        self.model.clients.frl.project()
-        output.round.renew()
         self.step_count += 1
-        detached = LossTerms(*(term.detach() for term in loss))
-        return StepResult(detached, output.routing.selected_BK, int(output.routing.active_BK.sum()))
+
+    @torch.no_grad()
+    def end_epoch(self) -> None:
+        """After an epoch in which one expert learned for all, every client gets its copy, moments of Adam included."""
+        if self.step_count > self.shared_steps:
+            return
+        first, *others = self.model.clients.experts
+        for other in others:
+            for source, target in zip(first.parameters(), other.parameters(), strict=True):
+                target.copy_(source)
+                self.adam.state[target] = {key: value.clone() for key, value in self.adam.state[source].items()}
 
     def state(self, *, epoch: int) -> TrainerState:
         """Moments of Adam by parameter name; SGD without momentum has none."""
@@ -104,6 +127,10 @@ class Trainer:
     def _set_learning_rate(self) -> None:
         factor = learning_rate_factor(self.step_count, self.total_steps, self.config.train)
         self.adam.param_groups[0]["lr"] = self.config.train.lr * factor
+
+
+def _detach(loss: LossTerms) -> LossTerms:
+    return LossTerms(*(term.detach() for term in loss))
 
 
 def learning_rate_factor(step: int, total: int, config: TrainConfig) -> float:

@@ -45,7 +45,7 @@ def fill_libraries(model: AirMoE, pooled_SD: Tensor, data: Sequence[Indices], co
     The query's projection is fitted first, so that queries differ at all.
     """
     device = model.query.linear.weight.device
-    model.query.fit_projection(pooled_SD.to(device))
+    model.query.fit_projection(pooled_SD.to(device), spread=config.train.warm_start.query_spread)
     query_dist_Sd = model.query(pooled_SD.to(device)[..., None, None])
     logits_Sd = clr(query_dist_Sd) * config.routing.norm_temperature
     frl = model.clients.frl

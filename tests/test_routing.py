@@ -34,7 +34,7 @@ def random_fades(seed: int, batch: int = 4, rate: float = 0.5) -> Tensor:
 def test_top_k_is_what_sorting_the_probabilities_by_hand_gives(seed: int, score: str, tau: float) -> None:
     routing = random_routing(seed, score=score, tau=tau)
     for pi, chosen, order in zip(routing.prob_BN, routing.selected_BK, routing.order_BN, strict=True):
-        by_hand = sorted(range(N), key=lambda j: (-float(pi[j]), j))  # noqa: B023
+        by_hand = sorted(range(N), key=lambda j: (-float(pi[j]), j))
         assert chosen.tolist() == by_hand[:K]
         assert order.tolist() == by_hand
 

@@ -115,7 +115,7 @@ def test_fitting_the_projection_makes_nearly_parallel_features_tell_apart(seed: 
     pooled = torch.from_numpy(3 * rng.normal(size=6) + 0.1 * rng.normal(size=(40, 6)))
     query = make_query()
     before = spread(query, pooled)
-    query.fit_projection(pooled)
+    query.fit_projection(pooled, spread=1.0)
     assert spread(query, pooled) > 5 * before
 
 

@@ -34,7 +34,7 @@ class TerminalReporter:
 
     def line(self, text: str) -> None:
         """One line that stays."""
-        self.bars.console.print(text)
+        self.bars.console.print(text, soft_wrap=True)
 
     def progress(self, title: str) -> features.Progress:
         """A bar; it shows up with its first step, so work found in a cache shows nothing."""

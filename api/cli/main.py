@@ -27,12 +27,9 @@ app.command("doctor")(doctor)
 
 
 def run() -> None:
-    """Entry point: a user's mistake is one line and exit code 2; Ctrl-C is exit code 130."""
+    """Entry point: a user's mistake is one line and exit code 2."""
     try:
         app()
     except UserError as error:
         stderr.print(f"airmoe: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        stderr.print("airmoe: interrupted; `--resume` continues from the last checkpoint", markup=False)
-        sys.exit(130)

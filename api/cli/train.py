@@ -26,7 +26,11 @@ def train(
         config = str(stored)
     settings = load_config(config, overrides)
     with terminal() as report:
-        summary = train_run(settings, run, resume=resume, report=report)
+        try:
+            summary = train_run(settings, run, resume=resume, report=report)
+        except KeyboardInterrupt:
+            report.line(f"airmoe: interrupted; `airmoe train --resume --run {run}` goes on from the last checkpoint")
+            raise typer.Exit(130) from None
         report.line(f"trained in {summary['seconds']:.0f} s; the model is in {run / 'checkpoint'}")
     if as_json:
         print_json(summary)

@@ -1,0 +1,75 @@
+"""Configuration: order of precedence, and mistakes told in one line."""
+
+import pytest
+
+from airmoe_ray.config import Config
+from airmoe_ray.config_file import fields, find_config, load_config, parse_config, read_yaml, to_yaml
+from airmoe_ray.errors import ConfigError
+
+
+def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("experts: {count: 7}\nchannel: {snr_db: 5}\n")
+    config = load_config(path, ["channel.snr_db=1e1"])
+    assert (config.experts.count, config.channel.snr_db, config.frl.dim) == (7, 10.0, 64)
+
+
+def test_a_configuration_survives_the_round_trip_through_yaml():
+    config = load_config("quickstart", ["experts.count=3", "routing.top_k=1", "frl.prototypes=[2, 3, 4]"])
+    path_free = parse_config(read_yaml_text(to_yaml(config)))
+    assert path_free == config
+
+
+def read_yaml_text(text: str):
+    import yaml
+
+    return yaml.safe_load(text)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("routing.topk=3", ["routing.topk", "routing.top_k"]),
+        ("chanel.kind=air", ["chanel", "channel"]),
+        ("routing.top_k=11", ["11", "experts.count = 10"]),
+        ("frl.eta=0", ["frl.eta = 0", "greater than 0"]),
+        ("frl.eta=1.2", ["frl.eta = 1.2", "less than or equal to 1"]),
+        ("channel.kind=fog", ["'fog'", "air", "ideal", "digital"]),
+        ("frl.prototypes=[4, 4]", ["2 clients", "10"]),
+        ("seed", ["KEY=VALUE"]),
+        ("seed.x=3", ["seed"]),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_key_the_value_and_what_is_allowed(override, told):
+    with pytest.raises(ConfigError) as error:
+        load_config(None, [override])
+    message = str(error.value)
+    assert "\n" not in message
+    for part in told:
+        assert part in message
+
+
+def test_broken_yaml_names_the_file_and_line(tmp_path):
+    path = tmp_path / "broken.yaml"
+    path.write_text("data:\n  name: [scenes\n")
+    with pytest.raises(ConfigError, match=r"broken\.yaml, line \d"):
+        load_config(path)
+
+
+def test_an_unknown_configuration_lists_the_shipped_ones():
+    with pytest.raises(ConfigError, match="quickstart"):
+        find_config("quickstrat")
+
+
+def test_every_field_has_a_meaning():
+    assert [key for key, _, _, meaning in fields() if not meaning] == []
+
+
+def test_every_shipped_configuration_is_valid_and_states_only_differences():
+    folder = find_config("quickstart").parent
+    defaults = Config().model_dump(mode="json")
+    for path in folder.glob("*.yaml"):
+        load_config(path)
+        for block, settings in read_yaml(path).items():
+            repeated = {k for k, v in settings.items() if defaults[block][k] == v} if isinstance(settings, dict) else {}
+            assert not repeated, f"{path.name}: {block}.{repeated} restates a default"

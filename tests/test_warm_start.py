@@ -1,0 +1,119 @@
+"""Libraries filled from each client's own history."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from airmoe_ray.config import Config
+from airmoe_ray.moe import AirMoE
+from airmoe_ray.statistics import norm
+from airmoe_ray.warm_start import client_data, fill_libraries, k_means, pooled_features
+
+Configs, Model = Callable[..., Config], Callable[..., AirMoE]
+
+
+def clouds(seed: int, groups: int = 3, each: int = 12, apart: float = 20.0) -> Tensor:
+    """Points in separated groups."""
+    rng = np.random.default_rng(seed)
+    centres = apart * rng.permutation(np.eye(5))[:groups]
+    return torch.from_numpy((centres[:, None] + rng.normal(size=(groups, each, 5))).reshape(-1, 5))
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 6))
+def test_every_centre_is_the_mean_of_the_points_nearest_to_it(seed: int, count: int) -> None:
+    points = clouds(seed)
+    centres = k_means(points, count, rng=np.random.default_rng(seed), rounds=100)
+    nearest = ((points[:, None] - centres[None]) ** 2).sum(dim=-1).argmin(dim=1)
+    for k in nearest.unique().tolist():
+        torch.testing.assert_close(centres[k], points[nearest == k].mean(dim=0))
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6))
+def test_separated_groups_are_found(seed: int) -> None:
+    points = clouds(seed, apart=1e4)  # so far that the start takes one point of each group
+    centres = k_means(points, 3, rng=np.random.default_rng(seed))
+    means = points.view(3, 12, 5).mean(dim=1)
+    assert ((means[:, None] - centres[None]).norm(dim=-1) < 1e-6).sum(dim=1).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("distinct", [1, 2])
+def test_more_clusters_than_points_repeats_points(distinct: int) -> None:
+    points = clouds(0)[[0, 20][:distinct]]
+    centres = k_means(points, 5, rng=np.random.default_rng(0))
+    assert centres.shape == (5, 5)
+    assert (torch.cdist(centres, points).min(dim=1).values < 1e-12).all()
+    assert (torch.cdist(points, centres).min(dim=1).values < 1e-12).all()
+
+
+def test_the_same_stream_gives_the_same_centres() -> None:
+    points = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    one, same, other = (k_means(points, 6, rng=np.random.default_rng(s)) for s in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_a_client_whose_history_is_one_input_answers_that_input_with_the_query_itself(
+    temperature: float, make_config: Configs, make_model: Model
+) -> None:
+    config = make_config(routing={"norm_temperature": temperature}, frl={"prototypes": [1, 3, 2, 2]})
+    model, pooled = make_model(config), 3 * torch.randn(4, 6, dtype=torch.float64)
+    fill_libraries(model, pooled, [np.array([j]) for j in (2, 0, 3, 1)], config)
+    query = model.query(pooled[..., None, None])
+    stat = norm(model.clients.frl.read(query).value_BNd, temperature)
+    for j, own in enumerate((2, 0, 3, 1)):
+        torch.testing.assert_close(stat[own, j], query[own], rtol=1e-8, atol=1e-10)
+        assert model(pooled[own, :, None, None].expand(1, 6, 2, 2), [0]).routing.selected_BK[0, 0] == j
+
+
+def test_filled_prototypes_stay_in_the_ball(make_config: Configs, make_model: Model) -> None:
+    config = make_config(frl={"norm_bound": 0.5})
+    model = make_model(config)
+    data = [np.arange(j, 20, 4) for j in range(4)]
+    fill_libraries(model, torch.randn(20, 6, dtype=torch.float64), data, config)
+    assert model.clients.frl.prototypes_NMd.norm(dim=-1).max() <= 0.5 * (1 + 1e-12)
+
+
+def test_clients_with_one_domain_each_are_found_by_inputs_of_that_domain(
+    make_config: Configs, make_model: Model
+) -> None:
+    rng = np.random.default_rng(0)
+    domains = np.repeat(np.arange(4), 10)
+    pooled = torch.from_numpy(2 * rng.normal(size=(4, 6))[domains] + 0.2 * rng.normal(size=(40, 6)))
+    config = make_config(data={"partition": "domain"})
+    model = make_model(config)
+    data = client_data(domains.tolist(), config)
+    fill_libraries(model, pooled, data, config)
+    top = model(pooled[..., None, None], range(40)).routing.selected_BK[:, 0].numpy()
+    for j, own in enumerate(data):
+        assert len(set(domains[own])) == 1
+        assert (top[own] == j).mean() > 0.9
+
+
+def test_one_image_is_history_enough_for_a_single_client(make_config: Configs, make_model: Model) -> None:
+    config = make_config(experts={"count": 1}, routing={"top_k": 1})
+    model = make_model(config)
+    fill_libraries(model, torch.randn(1, 6, dtype=torch.float64), [np.array([0])], config)
+    assert model.query.linear.weight.isfinite().all()
+    assert model.clients.frl.prototypes_NMd.isfinite().all()
+
+
+def test_pooled_features_are_means_over_the_grid() -> None:
+    class View:
+        maps = np.random.default_rng(0).normal(size=(3, 6, 2, 4)).astype(np.float16)
+
+        def __len__(self) -> int:
+            return 3
+
+        def get(self, index: int) -> tuple[object, None]:
+            return self.maps[index], None
+
+    pooled = pooled_features(View())  # type: ignore[arg-type]
+    np.testing.assert_allclose(pooled, View.maps.astype(np.float64).mean(axis=(2, 3)), atol=1e-6)
