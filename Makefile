@@ -5,7 +5,7 @@ RUN    ?= runs/$(CONFIG)
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 
-.PHONY: run test setup check test-deps clean
+.PHONY: run test test-slow setup check test-deps clean
 
 run: $(STAMP)
 	@test -e $(RUN)/checkpoint || $(BIN)/airmoe train --config $(CONFIG) --run $(RUN)
@@ -14,6 +14,9 @@ run: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
 
 setup: $(STAMP)
 

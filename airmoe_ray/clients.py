@@ -92,7 +92,8 @@ class LocalRound:
             bits = self.channel.digital_bits if self.channel.kind == "digital" else None
             return weighted_sum(self.logits_BKChw, beta_BK, bits=bits)
         gamma_BK = self.gamma_BN.gather(1, self.transmit_BK)
-        sent_BKChw = transmit_coefficient(beta_BK, rho_B, gamma_BK)[..., None, None, None] * self.logits_BKChw
+        self.b_BK = transmit_coefficient(beta_BK, rho_B, gamma_BK)
+        sent_BKChw = self.b_BK[..., None, None, None] * self.logits_BKChw
         noise_BChw = draw_noise(
             self.ids_B, self.logits_BKChw.shape[2:], config=self.channel, seed=self.clients.config.seed
         )

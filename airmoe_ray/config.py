@@ -239,6 +239,9 @@ class Config(Block):
         n, k = self.experts.count, self.routing.top_k
         if k > n:
             raise ValueError(f"routing.top_k = {k} is more than experts.count = {n}; lower K or add clients")
+        shared, epochs = self.train.warm_start.shared_epochs, self.train.epochs
+        if shared > epochs:
+            raise ValueError(f"train.warm_start.shared_epochs = {shared} is more than train.epochs = {epochs}")
         if isinstance(self.frl.prototypes, list) and len(self.frl.prototypes) != n:
             raise ValueError(
                 f"frl.prototypes lists {len(self.frl.prototypes)} clients, experts.count is {n}; give one number each"

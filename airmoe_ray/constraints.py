@@ -7,7 +7,6 @@ from airmoe_ray.clients import LocalRound
 from airmoe_ray.config import Config
 from airmoe_ray.ledger import check_budget
 from airmoe_ray.moe import AirMoEOutput
-from airmoe_ray.power import transmit_coefficient
 
 
 def check_constraints(output: AirMoEOutput[LocalRound], config: Config, *, tolerance: float = 1e-4) -> None:
@@ -23,13 +22,12 @@ def check_constraints(output: AirMoEOutput[LocalRound], config: Config, *, toler
     assert (output.beta_BK.sum(dim=-1) - 1).abs().max() <= tolerance, "(f) sum beta_j = 1"
 
 
+@torch.no_grad()
 def sent_energy(output: AirMoEOutput[LocalRound]) -> Tensor:
-    """||b_j y_j||^2 over P0, (B, K): at most 1, and exactly 1 at the bottleneck client."""
+    """||b_j y_j||^2 over P0, (B, K), of what was really sent: at most 1, and exactly 1 at the bottleneck client."""
     round_ = output.round
-    gamma_BK = round_.gamma_BN.gather(1, round_.transmit_BK)
-    b_BK = transmit_coefficient(output.beta_BK, output.rho_B, gamma_BK)
     energy_BK = round_.logits_BKChw.square().sum(dim=(2, 3, 4))
-    return b_BK.abs().square() * energy_BK / (round_.channel.power * round_.logits_BKChw[0, 0].numel())
+    return round_.b_BK.abs().square() * energy_BK / (round_.channel.power * round_.logits_BKChw[0, 0].numel())
 
 
 def power_excess(output: AirMoEOutput[LocalRound]) -> float:
@@ -37,10 +35,10 @@ def power_excess(output: AirMoEOutput[LocalRound]) -> float:
     return float(sent_energy(output).max()) - 1.0
 
 
+@torch.no_grad()
 def misalignment(output: AirMoEOutput[LocalRound]) -> float:
     """(e): largest |gamma_j b_j - sqrt(rho) beta_j| over the active clients, relative to sqrt(rho)."""
     round_ = output.round
     gamma_BK = round_.gamma_BN.gather(1, round_.transmit_BK)
-    b_BK = transmit_coefficient(output.beta_BK, output.rho_B, gamma_BK)
-    gap_BK = (gamma_BK * b_BK / output.rho_B.sqrt()[:, None] - output.beta_BK).abs()
+    gap_BK = (gamma_BK * round_.b_BK / output.rho_B.sqrt()[:, None] - output.beta_BK).abs()
     return float(torch.where(output.routing.active_BK, gap_BK, 0.0).max())

@@ -15,7 +15,7 @@ from airmoe_ray.config import Config
 from airmoe_ray.data.base import IGNORE
 from airmoe_ray.frl import FeatureRetrievalLibrary
 from airmoe_ray.moe import AirMoE, AirMoEOutput
-from airmoe_ray.statistics import js_divergence, norm
+from airmoe_ray.statistics import entropy, js_divergence, norm
 
 
 class LossTerms(NamedTuple):
@@ -35,9 +35,8 @@ def pixel_cross_entropy(
 
     Labels cover the padded image, void in the padding. Logits go up bilinearly, once, to every `stride`-th pixel.
     """
-    height, width = labels_BHW.shape[1] // stride, labels_BHW.shape[2] // stride
     labels = labels_BHW[:, stride // 2 :: stride, stride // 2 :: stride].long()
-    logits = interpolate(logits_BChw, size=(height, width), mode="bilinear", align_corners=False)
+    logits = interpolate(logits_BChw, size=labels.shape[1:], mode="bilinear", align_corners=False)
     total = cross_entropy(logits, labels, weight=class_weight_C, ignore_index=IGNORE, reduction="sum")
     seen = labels[labels != IGNORE]
     count = seen.new_tensor(len(seen), dtype=total.dtype) if class_weight_C is None else class_weight_C[seen].sum()
@@ -49,7 +48,7 @@ def load_balance(mean_prob_N: Tensor) -> Tensor:
 
     The paper prints - log N, which would put the optimum at -2 log N; + log N puts it at 0. Same gradient.
     """
-    return torch.special.xlogy(mean_prob_N, mean_prob_N).sum() + math.log(len(mean_prob_N))
+    return math.log(len(mean_prob_N)) - entropy(mean_prob_N)
 
 
 def frl_regulariser(frl: FeatureRetrievalLibrary, alpha_BNM: Tensor) -> Tensor:
@@ -61,7 +60,7 @@ def frl_regulariser(frl: FeatureRetrievalLibrary, alpha_BNM: Tensor) -> Tensor:
     size = frl.prototypes_NMd.square().sum(dim=-1) + frl.importance_NM.square()
     sparsity = alpha_BNM.abs().sum()
     if frl.config.sparsity == "entropy":
-        sparsity = torch.special.entr(alpha_BNM).sum()
+        sparsity = entropy(alpha_BNM).sum()
     return size.masked_fill(~frl.valid_NM, 0.0).sum() + sparsity
 
 

@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from airmoe_ray.clients import LocalRound
 from airmoe_ray.data.base import IGNORE
 from airmoe_ray.moe import AirMoEOutput
+from airmoe_ray.statistics import entropy
 
 Counts = NDArray[np.int64]
 
@@ -78,7 +78,7 @@ class RoutingStats:
         chosen = output.routing.selected_BK.cpu().numpy()
         self.selected_N += np.bincount(chosen.ravel(), minlength=self.clients)
         np.add.at(self.top_DN, (domain_B, chosen[:, 0]), 1)
-        self.attention_entropy += float(torch.special.entr(output.round.alpha_BNM).sum())
+        self.attention_entropy += float(entropy(output.round.alpha_BNM).sum())
         self.nmse += float(output.nmse_B.sum())
         self.truncated += int((~output.routing.active_BK).sum())
         self.inputs += len(chosen)

@@ -15,10 +15,12 @@ def capacity(energy_BK: Tensor, gain_BK: Tensor, energy_budget: float) -> Tensor
 def receive_scale(capacity_BK: Tensor, beta_BK: Tensor, active_BK: Tensor) -> Tensor:
     r"""rho = min_{j in S} c_j / beta_j^2, Eq. (17): the largest scaling every client can afford, (B,).
 
-    `min`, not `amin`: its gradient goes to the bottleneck client alone, also on ties.
+    `min`, not `amin`: its gradient goes to the bottleneck client alone, also on ties. Silent outputs (all zero) would
+    allow any scaling; the bound keeps it finite.
     """
+    bound = torch.finfo(beta_BK.dtype).eps ** -2
     limit_BK = capacity_BK / (beta_BK**2).clamp_min(torch.finfo(beta_BK.dtype).tiny)
-    return limit_BK.masked_fill(~active_BK, torch.inf).min(dim=-1).values
+    return limit_BK.masked_fill(~active_BK, torch.inf).min(dim=-1).values.clamp_max(bound)
 
 
 def transmit_coefficient(beta_BK: Tensor, rho_B: Tensor, gamma_BK: Tensor) -> Tensor:

@@ -35,6 +35,8 @@ class Query(nn.Module):
         _, singular, axes = torch.linalg.svd(centred.double(), full_matrices=False)
         rank = min(self.linear.out_features, len(singular))
         variance = singular[:rank] ** 2 / len(x)
+        if variance.sum() < 1e-12:
+            return  # one sample, or the same one over and over: there are no axes to find
         scale = spread / (variance + variance.mean()).sqrt()
         weight = torch.zeros_like(self.linear.weight)
         weight[:rank] = (axes[:rank] * scale[:, None]).to(weight)

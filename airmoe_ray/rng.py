@@ -17,6 +17,7 @@ _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _SHIFT_32 = np.uint64(32)
+_LOW_64 = 2**64 - 1
 
 
 def derive_key(seed: int, purpose: str) -> int:
@@ -27,9 +28,10 @@ def derive_key(seed: int, purpose: str) -> int:
 def generator(seed: int, purpose: str, counter: int = 0) -> np.random.Generator:
     """A sequential stream for one purpose (initialisation, data order, noise of one input, …).
 
-    `counter` starts streams 2^128 draws apart, so they never overlap.
+    `counter` (taken modulo 2^64, as ids are) starts streams 2^128 draws apart, so they never overlap.
     """
-    return np.random.Generator(np.random.Philox(key=derive_key(seed, purpose), counter=counter << 128))
+    start = (counter & _LOW_64) << 128
+    return np.random.Generator(np.random.Philox(key=derive_key(seed, purpose), counter=start))
 
 
 def torch_generator(seed: int, purpose: str) -> torch.Generator:
@@ -68,7 +70,7 @@ def complex_normal_BN(ids_B: Sequence[int], clients: int, *, seed: int, purpose:
 
     Box-Muller on 64-bit uniforms; u1 is taken from (0, 1] so that the logarithm is finite.
     """
-    ids = np.asarray([i & (2**64 - 1) for i in ids_B], dtype=np.uint64)
+    ids = np.asarray([i & _LOW_64 for i in ids_B], dtype=np.uint64)
     counters = np.zeros((len(ids), clients, 4), dtype=np.uint32)
     counters[..., 0] = (ids & _LOW_32).astype(np.uint32)[:, None]
     counters[..., 1] = (ids >> _SHIFT_32).astype(np.uint32)[:, None]

@@ -17,6 +17,11 @@ def clr(distribution: Tensor) -> Tensor:
     return logs - logs.mean(dim=-1, keepdim=True)
 
 
+def entropy(distribution: Tensor) -> Tensor:
+    """-sum p log p along the last axis [nats]; finite with a finite gradient where p is 0, unlike `special.entr`."""
+    return -(distribution * distribution.clamp_min(_TINY).log()).sum(dim=-1)
+
+
 def js_divergence(p: Tensor, q: Tensor) -> Tensor:
     r"""Jensen-Shannon divergence along the last axis [nats], Eq. (8).
 

@@ -96,7 +96,7 @@ class Trainer:
     @torch.no_grad()
     def end_epoch(self) -> None:
         """After an epoch in which one expert learned for all, every client gets its copy, moments of Adam included."""
-        if self.step_count > self.shared_steps:
+        if not self.shared_steps or self.step_count > self.shared_steps:
             return
         first, *others = self.model.clients.experts
         for other in others:

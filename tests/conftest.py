@@ -1,6 +1,7 @@
 """A tiny AirMoE in float64: laws hold to rounding there, and a step takes milliseconds."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -53,3 +54,14 @@ def make_features() -> Callable[..., Tensor]:
         return noise + 2 * torch.randn(batch, FEATURE_DIM, 1, 1, generator=draw, dtype=torch.float64)
 
     return make
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """With AIRMOE_REQUIRE_ALL set, a test skipped because a real part is missing is a failure."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped and os.environ.get("AIRMOE_REQUIRE_ALL"):
+        reason = call.excinfo.value if call.excinfo else "skipped"
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: {reason}; AIRMOE_REQUIRE_ALL wants every part present"

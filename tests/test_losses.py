@@ -102,7 +102,7 @@ def test_load_balance_has_the_gradient_of_the_papers_formula_and_lies_between_ze
     (papers,) = torch.autograd.grad((u * u.log()).sum() - math.log(5), u)
     torch.testing.assert_close(gradient, papers)
     torch.testing.assert_close(gradient, u.detach().log() + 1)
-    assert 0 <= float(load_balance(u)) <= math.log(5)
+    assert 0 <= load_balance(u).item() <= math.log(5)
 
 
 def test_load_balance_has_a_finite_gradient_where_a_probability_underflows() -> None:

@@ -142,9 +142,9 @@ TAMPERED: dict[str, Callable[[AirMoEOutput[Any]], AirMoEOutput[Any]]] = {
             o.routing, selected_BK=o.routing.selected_BK[:, [0, 0]], order_BN=o.routing.selected_BK[:, [0, 0]]
         ),
     ),
-    r"\(d\)": lambda o: replace(o, rho_B=1.01 * o.rho_B),
-    r"beta_j >= 0": lambda o: replace(o, beta_BK=torch.stack([-o.beta_BK[:, 0], o.beta_BK[:, 1]], dim=1)),
-    r"sum beta_j = 1": lambda o: replace(o, beta_BK=0.99 * o.beta_BK),
+    r"\(d\)|\(e\)": lambda o: replace(o, rho_B=1.01 * o.rho_B),
+    r"beta_j >= 0|\(e\)": lambda o: replace(o, beta_BK=torch.stack([-o.beta_BK[:, 0], o.beta_BK[:, 1]], dim=1)),
+    r"sum beta_j = 1|\(e\)": lambda o: replace(o, beta_BK=0.99 * o.beta_BK),
 }
 
 
