@@ -177,6 +177,9 @@ class TrainConfig(Block):
     """B, inputs per optimizer step."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
     """Peak learning rate of Adam."""
+    query_lr_factor: NonNegative = 0.01
+    """Learning rate of the query phi, relative to `lr` (1 in the paper). Adam makes full-sized steps of the faint gradients
+    that reach phi, and a query that wanders away from the prototypes takes the routing with it."""
     schedule: Literal["constant", "cosine"] = "cosine"
     """Learning rate over the run: constant, or a short warm-up and a cosine down to 1 % of the peak."""
     weight_decay: NonNegative = 1e-4
@@ -195,6 +198,8 @@ class TrainConfig(Block):
     """Class weights (frequency ^ -x) in the cross-entropy; 0 is none, 1 is full inverse frequency."""
     warm_start: WarmStartConfig = WarmStartConfig()
     """What clients bring along when collaborative training starts."""
+    cache: bool = True
+    """Train on cached features of `data.views`; false runs the backbone in the loop, with random augmentation."""
     checkpoint_every: Positive = 1
     """Epochs between checkpoints."""
     check_constraints: bool = False

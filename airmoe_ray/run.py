@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from airmoe_ray.backbone import load_backbone
+from airmoe_ray.backbone import Backbone, load_backbone
 from airmoe_ray.checkpoint import ModelCard, load_checkpoint, load_trainer_state, load_weights, save_checkpoint
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
@@ -26,6 +26,7 @@ from airmoe_ray.features import FeatureCache, Progress, cache_bytes, cached_feat
 from airmoe_ray.ledger import check_budget
 from airmoe_ray.metrics import balancedness
 from airmoe_ray.moe import AirMoE
+from airmoe_ray.sources import CachedSource, OnlineSource, Source
 from airmoe_ray.training import Schedule, Trainer, class_weights
 from airmoe_ray.warm_start import client_data, fill_libraries, pooled_features
 
@@ -107,17 +108,12 @@ def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter) ->
     device = pick_device(config.train.device)
     dataset, val_dataset = open_dataset(config.data, "train"), held_out(config.data)
     backbone = load_backbone(config.backbone).to(device)
-    size = cache_bytes(dataset, backbone, config) * len(config.data.views) / 1e6
-    report.line(f"{len(dataset)} training images, {backbone.name} features of {size:.0f} MB in {config.data.cache_dir}")
-
-    def features(images: SegmentationDataset, view: str, title: str) -> FeatureCache:
-        return cached_features(images, backbone, config, view, progress=report.progress(title))
-
-    views = [features(dataset, view, f"features ({view})") for view in config.data.views]
+    source = _open_source(dataset, backbone, config, report)
     validation = None
     if val_dataset is not None:
-        validation = (features(val_dataset, "identity", "features (validation)"), val_dataset)
-    dilations = dilations_for(config.experts, max(max(grid) for grid in views[0].grids))
+        bar = report.progress("features (validation)")
+        validation = (cached_features(val_dataset, backbone, config, "identity", progress=bar), val_dataset)
+    dilations = dilations_for(config.experts, max(max(grid) for grid in source.grids))
     classes = dataset.classes
     card = ModelCard(
         classes=list(classes.names),
@@ -128,8 +124,8 @@ def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter) ->
         backbone_fingerprint=backbone.fingerprint,
     )
     model = AirMoE(config, feature_dim=backbone.dim, classes=len(classes.names), dilations=dilations).to(device)
-    schedule = Schedule(views, config)
-    weight = class_weights(views[0], len(classes.names), config.train.class_balance)
+    schedule = Schedule(source, config)
+    weight = class_weights(source, len(classes.names), config.train.class_balance)
     trainer = Trainer(
         model,
         config,
@@ -141,9 +137,22 @@ def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter) ->
         _restore(run)
     elif config.train.warm_start.enabled:
         domains = [dataset.domain_of(i) for i in range(len(dataset))]
-        fill_libraries(model, pooled_features(views[0]), client_data(domains, config), config)
+        fill_libraries(model, pooled_features(source), client_data(domains, config), config)
     (folder / "config.yaml").write_text(to_yaml(config))
     return run
+
+
+def _open_source(dataset: SegmentationDataset, backbone: Backbone, config: Config, report: Reporter) -> Source:
+    if not config.train.cache:
+        report.line(f"{len(dataset)} training images, {backbone.name} in the loop, augmented")
+        return OnlineSource(dataset, backbone, config)
+    size = cache_bytes(dataset, backbone, config) * len(config.data.views) / 1e6
+    report.line(f"{len(dataset)} training images, {backbone.name} features of {size:.0f} MB in {config.data.cache_dir}")
+    views = []
+    for view in config.data.views:
+        bar = report.progress(f"features ({view})")
+        views.append(cached_features(dataset, backbone, config, view, progress=bar))
+    return CachedSource(views, config)
 
 
 def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:

@@ -6,22 +6,21 @@ Suffixes: B inputs, D features, C classes, H W image, h w grid.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from airmoe_ray.checkpoint import TrainerState
 from airmoe_ray.config import Config, TrainConfig
 from airmoe_ray.constraints import check_constraints
 from airmoe_ray.data.base import IGNORE
-from airmoe_ray.features import FeatureCache
 from airmoe_ray.losses import LossTerms, objective, shared_objective
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.rng import generator, training_id
+from airmoe_ray.sources import Source
 
 
 class Batch(NamedTuple):
@@ -50,11 +49,13 @@ class Trainer:
         self.class_weight_C = class_weight_C
         self.step_count = 0
         self.shared_steps = round(total_steps * config.train.warm_start.shared_epochs / config.train.epochs)
-        prototypes = model.clients.frl.prototypes_NMd
-        others = [p for p in model.parameters() if p is not prototypes]
-        train = config.train
+        train, prototypes = config.train, model.clients.frl.prototypes_NMd
+        groups = [
+            {"params": list(model.clients.experts.parameters()), "factor": 1.0},
+            {"params": list(model.query.parameters()), "factor": train.query_lr_factor},
+        ]
         # L2 in the gradient (Adam as the paper names it), not decoupled; fused is the fast kernel on CPU and GPU alike
-        self.adam = torch.optim.Adam(others, lr=train.lr, weight_decay=train.weight_decay, fused=True)
+        self.adam = torch.optim.Adam(groups, lr=train.lr, weight_decay=train.weight_decay, fused=True)
         # Adam would rescale lambda_FRL away, and renewal would make its moments stale
         self.sgd = torch.optim.SGD([prototypes], lr=config.frl.lr) if prototypes.requires_grad else None
 
@@ -126,7 +127,8 @@ class Trainer:
 
     def _set_learning_rate(self) -> None:
         factor = learning_rate_factor(self.step_count, self.total_steps, self.config.train)
-        self.adam.param_groups[0]["lr"] = self.config.train.lr * factor
+        for group in self.adam.param_groups:
+            group["lr"] = self.config.train.lr * factor * group["factor"]
 
 
 def _detach(loss: LossTerms) -> LossTerms:
@@ -145,43 +147,38 @@ def learning_rate_factor(step: int, total: int, config: TrainConfig) -> float:
 
 
 class Schedule:
-    """Which samples, in which view, make up each batch of each epoch: a function of (seed, epoch) alone."""
+    """Which samples make up each batch of each epoch: a function of (seed, epoch) alone."""
 
-    def __init__(self, views: Sequence[FeatureCache], config: Config) -> None:
-        self.views, self.config = views, config
-        self.shape_of = views[0].shape_of  # all views of an image have its shape
+    def __init__(self, source: Source, config: Config) -> None:
+        self.source, self.config = source, config
 
     def steps_per_epoch(self) -> int:
         """Batches per epoch; the last one of each image shape may be smaller."""
-        return sum(math.ceil(n / self.config.train.batch_size) for n in np.bincount(self.shape_of) if n)
+        return len(self._order(0))
 
     def batches(self, epoch: int, *, device: torch.device) -> Iterator[Batch]:
         """The batches of one epoch."""
-        rng = generator(self.config.seed, "order", epoch)
-        view_of = rng.integers(len(self.views), size=len(self.shape_of))
-        for indices in self._order(rng):
-            rows = [self.views[view_of[i]].get(int(i)) for i in indices]
-            features = torch.from_numpy(np.stack([features for features, _ in rows])).to(device, torch.float32)
-            labels = torch.from_numpy(np.stack([label for _, label in rows])).to(device)
-            yield Batch(features, labels, [training_id(epoch, int(i)) for i in indices])
+        for indices in self._order(epoch):
+            features, labels = self.source.batch(epoch, indices)
+            yield Batch(features.to(device), labels.to(device), [training_id(epoch, i) for i in indices])
 
-    def _order(self, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        size = self.config.train.batch_size
-        order = rng.permutation(len(self.shape_of))
-        batches = []
-        for shape in range(int(self.shape_of.max()) + 1):
-            members = order[self.shape_of[order] == shape]
+    def _order(self, epoch: int) -> list[list[int]]:
+        rng, size = generator(self.config.seed, "order", epoch), self.config.train.batch_size
+        order = rng.permutation(len(self.source.shape_of))
+        batches: list[list[int]] = []
+        for shape in range(len(self.source.grids)):
+            members = order[self.source.shape_of[order] == shape].tolist()
             batches += [members[start : start + size] for start in range(0, len(members), size)]
-        return [batches[i] for i in rng.permutation(len(batches))] if self.shape_of.any() else batches
+        return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def class_weights(view: FeatureCache, classes: int, balance: float) -> Tensor | None:
+def class_weights(source: Source, classes: int, balance: float) -> Tensor | None:
     """(frequency ^ -balance), scaled to mean 1 over the pixels; None where balance is 0."""
     if balance == 0:
         return None
     counts = np.zeros(classes)
-    for index in range(len(view)):
-        label = view.get(index)[1]
+    for index in range(len(source.shape_of)):
+        label = source.plain(index)[1]
         counts += np.bincount(label[label != IGNORE], minlength=classes)[:classes]
     share = counts / counts.sum()
     weight = np.where(share > 0, np.maximum(share, 1e-6), 1.0) ** -balance

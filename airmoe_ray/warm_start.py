@@ -12,18 +12,18 @@ from torch import Tensor
 
 from airmoe_ray.config import Config
 from airmoe_ray.data.partition import partition
-from airmoe_ray.features import FeatureCache
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.rng import generator
+from airmoe_ray.sources import Source
 from airmoe_ray.statistics import clr
 
 Indices = NDArray[np.int64]
 
 
 @torch.no_grad()
-def pooled_features(view: FeatureCache) -> Tensor:
+def pooled_features(source: Source) -> Tensor:
     """Mean of every feature map over its grid, (S, D): all that the query looks at."""
-    rows = [view.get(index)[0].mean(axis=(1, 2), dtype=np.float32) for index in range(len(view))]
+    rows = [source.plain(index)[0].mean(axis=(1, 2), dtype=np.float32) for index in range(len(source.shape_of))]
     return torch.from_numpy(np.stack(rows))
 
 

@@ -1,5 +1,6 @@
 """The `airmoe` command: its verbs, and how mistakes are told."""
 
+import errno
 import sys
 
 import typer
@@ -11,6 +12,8 @@ from api.cli.doctor import doctor
 from api.cli.evaluate import eval_
 from api.cli.pretrain import pretrain
 from api.cli.train import train
+
+_DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 app = typer.Typer(
     name="airmoe",
@@ -33,4 +36,12 @@ def run() -> None:
         app()
     except UserError as error:
         stderr.print(f"airmoe: {error}", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in _DISK_TROUBLE:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        stderr.print(
+            f"airmoe: {place}{error.strerror}; make room or choose another folder", markup=False, soft_wrap=True
+        )
         sys.exit(2)

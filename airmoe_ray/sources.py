@@ -1,0 +1,92 @@
+"""Where training batches come from: cached features of fixed views, or the backbone in the loop with augmentation.
+
+A source is a function of (epoch, index): the same sample of the same epoch is the same on every worker and after a
+resume. Suffixes: B inputs, D features, h w grid, H W image.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from airmoe_ray.backbone import Backbone
+from airmoe_ray.config import Config
+from airmoe_ray.data.base import SegmentationDataset, UInt8Array
+from airmoe_ray.data.transforms import augment, fit, pad_to_multiple
+from airmoe_ray.errors import DataError
+from airmoe_ray.features import FeatureCache, to_tensor
+from airmoe_ray.rng import generator, training_id
+
+
+class Source(Protocol):
+    """Training samples by index."""
+
+    shape_of: NDArray[np.int64]  # shape group of every index; a batch is drawn from one group
+    grids: list[tuple[int, int]]  # feature grid of every shape group
+
+    def plain(self, index: int) -> tuple[NDArray[np.floating], UInt8Array]:
+        """Features (D, h, w) and padded label (H, W) of a sample as it is."""
+        ...
+
+    def batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Features (B, D, h, w) and labels (B, H, W) of a view of each sample."""
+        ...
+
+
+class CachedSource:
+    """Reads memory maps; each visit takes one of the cached views at random."""
+
+    def __init__(self, views: Sequence[FeatureCache], config: Config) -> None:
+        self.views, self.seed = views, config.seed
+        self.shape_of, self.grids = views[0].shape_of, views[0].grids  # all views of an image have its shape
+
+    def plain(self, index: int) -> tuple[NDArray[np.floating], UInt8Array]:
+        """The first view."""
+        return self.views[0].get(index)
+
+    def batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Stacked rows of the caches."""
+        view_of = generator(self.seed, "view", epoch).integers(len(self.views), size=len(self.shape_of))
+        rows = [self.views[view_of[i]].get(i) for i in indices]
+        features = torch.from_numpy(np.stack([features for features, _ in rows])).float()
+        return features, torch.from_numpy(np.stack([label for _, label in rows]))
+
+
+class OnlineSource:
+    """Decodes, augments and runs the backbone at every visit: slow, but no two visits are alike."""
+
+    def __init__(self, dataset: SegmentationDataset, backbone: Backbone, config: Config) -> None:
+        self.dataset, self.backbone, self.config = dataset, backbone, config
+        self.shape_of = np.zeros(len(dataset), dtype=np.int64)
+        features, _ = self.plain(0)
+        self.grids = [(features.shape[1], features.shape[2])]
+
+    def plain(self, index: int) -> tuple[NDArray[np.floating], UInt8Array]:
+        """One image through the backbone, not augmented."""
+        image, label = self._load(index)
+        return self._features([image])[0].cpu().numpy(), label
+
+    def batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Augmented images through the backbone."""
+        pairs = [self._load(i, rng=generator(self.config.seed, "augment", training_id(epoch, i))) for i in indices]
+        sizes = {label.shape for _, label in pairs}
+        if len(sizes) > 1:
+            raise DataError(
+                f"images of sizes {sorted(sizes)} in one batch; set train.cache=true, which groups them by size"
+            )
+        return self._features([image for image, _ in pairs]), torch.from_numpy(np.stack([label for _, label in pairs]))
+
+    def _load(self, index: int, rng: np.random.Generator | None = None) -> tuple[UInt8Array, UInt8Array]:
+        sample, size = self.dataset[index], self.config.data.image_size
+        image, label = fit(sample.image, size), fit(sample.label, size)
+        if rng is not None:
+            image, label = augment(image, label, rng=rng)
+        multiple = self.backbone.pad_multiple
+        return pad_to_multiple(image, multiple)[0], pad_to_multiple(label, multiple)[0]
+
+    def _features(self, images: Sequence[UInt8Array]) -> Tensor:
+        features_BDhw: Tensor = self.backbone(to_tensor(images).to(self.backbone.mean.device))
+        return features_BDhw
