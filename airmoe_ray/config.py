@@ -178,8 +178,8 @@ class TrainConfig(Block):
     lr: Annotated[float, Field(gt=0)] = 3e-4
     """Peak learning rate of Adam."""
     query_lr_factor: NonNegative = 0.01
-    """Learning rate of the query phi, relative to `lr` (1 in the paper). Adam makes full-sized steps of the faint gradients
-    that reach phi, and a query that wanders away from the prototypes takes the routing with it."""
+    """Learning rate of the query phi, relative to `lr` (1 in the paper). Adam makes full-sized steps of the faint
+    gradients that reach phi, and a query that wanders off from the prototypes takes the routing with it."""
     schedule: Literal["constant", "cosine"] = "cosine"
     """Learning rate over the run: constant, or a short warm-up and a cosine down to 1 % of the peak."""
     weight_decay: NonNegative = 1e-4

@@ -1,7 +1,6 @@
 """Datasets by name: procedural scenes and readers of the public layouts."""
 
 from pathlib import Path
-from typing import Literal
 
 from airmoe_ray.config import DataConfig
 from airmoe_ray.data.apolloscape import ApolloScape
@@ -9,11 +8,10 @@ from airmoe_ray.data.base import IGNORE, ClassTable, Sample, SegmentationDataset
 from airmoe_ray.data.camvid import CamVid
 from airmoe_ray.data.carla_adv import CarlaAdv
 from airmoe_ray.data.cityscapes import Cityscapes
+from airmoe_ray.data.files import SPLITS
 from airmoe_ray.data.folder import Folder
 from airmoe_ray.data.scenes import Scenes
 from airmoe_ray.errors import DataError
-
-Split = Literal["train", "val", "test", "all"]
 
 # Disjoint index ranges of the procedural scenes; pretraining of the embedded backbone starts at 1 000 000.
 SCENE_START: dict[str, int] = {"train": 0, "val": 400_000, "test": 500_000}
@@ -26,11 +24,13 @@ _READERS = {
     "folder": Folder,
 }
 
-__all__ = ["IGNORE", "SCENE_START", "ClassTable", "Sample", "SegmentationDataset", "Split", "held_out", "open_dataset"]
+__all__ = ["IGNORE", "SCENE_START", "ClassTable", "Sample", "SegmentationDataset", "held_out", "open_dataset"]
 
 
-def open_dataset(config: DataConfig, split: Split) -> SegmentationDataset:
+def open_dataset(config: DataConfig, split: str) -> SegmentationDataset:
     """The dataset that `config` names; checks its folders, decodes nothing yet."""
+    if split not in SPLITS:
+        raise DataError(f"split {split!r}: expected one of {', '.join(SPLITS)}")
     if config.name == "scenes":
         if split == "all":
             raise DataError("data.name: scenes has the splits train, val and test; 'all' would be endless")

@@ -2,15 +2,13 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-from airmoe_ray import features
 
 ConfigOption = Annotated[
     str | None, typer.Option("--config", "-c", help="YAML file, or the name of a shipped configuration.")
@@ -36,7 +34,7 @@ class TerminalReporter:
         """One line that stays."""
         self.bars.console.print(text, soft_wrap=True)
 
-    def progress(self, title: str) -> features.Progress:
+    def progress(self, title: str) -> Callable[[int, int], None]:
         """A bar; it shows up with its first step, so work found in a cache shows nothing."""
         self.finish()
 

@@ -14,7 +14,6 @@ import typer
 
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
-from airmoe_ray.data import open_dataset
 from airmoe_ray.errors import UserError
 from airmoe_ray.ledger import check_budget
 from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, stdout
@@ -88,6 +87,8 @@ def _backbone(config: Config) -> str:
 
 
 def _dataset(config: Config) -> str:
+    from airmoe_ray.data import open_dataset
+
     counts = {split: open_dataset(config.data, split) for split in ("train", "test")}
     counts["train"][0]  # decodes one image and its label
     sizes = ", ".join(f"{len(dataset)} {split}" for split, dataset in counts.items())

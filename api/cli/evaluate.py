@@ -6,14 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from airmoe_ray.checkpoint import load_checkpoint
-from airmoe_ray.config_file import parse_config
-from airmoe_ray.data import SegmentationDataset, Split, open_dataset
 from airmoe_ray.errors import CheckpointError
-from airmoe_ray.evaluation import evaluate
-from airmoe_ray.inference import Segmenter, mask_of
-from airmoe_ray.pictures import colour_mask, overlay, sheet
-from airmoe_ray.rng import evaluation_id
 from api.cli.common import JsonOption, SetOption, print_json, stdout, terminal
 
 
@@ -25,47 +18,32 @@ def eval_(
     as_json: JsonOption = False,
 ) -> None:
     """Score a run on a split: mIoU, mF1, mPre, mRec, per class and per domain, and the router's health."""
-    stored, _ = load_checkpoint(run / "checkpoint")
+    # imported late: torch and timm take seconds, and other verbs need neither
+    from airmoe_ray.checkpoint import load_checkpoint
+    from airmoe_ray.config_file import parse_config
+    from airmoe_ray.data import open_dataset
+    from airmoe_ray.evaluation import evaluate
+    from airmoe_ray.examples import example_sheet
+    from airmoe_ray.inference import Segmenter
+
+    stored, card = load_checkpoint(run / "checkpoint")
     config = parse_config(stored.model_dump(mode="json"), overrides)
-    segmenter = Segmenter.load(run / "checkpoint", config)
-    dataset = open_dataset(config.data, _split(split))
-    if list(dataset.classes.names) != segmenter.card.classes:
+    dataset = open_dataset(config.data, split)
+    if list(dataset.classes.names) != card.classes:
         raise CheckpointError(
-            f"{run}: was trained on the classes {', '.join(segmenter.card.classes[:3])}, …; "
+            f"{run}: was trained on the classes {', '.join(card.classes[:3])}, …; "
             f"{config.data.name} has {', '.join(dataset.classes.names[:3])}, …; evaluate on the same classes"
         )
+    segmenter = Segmenter.load(run / "checkpoint", config)
     with terminal() as report:
         result = evaluate(segmenter, dataset, progress=report.progress(f"evaluating {len(dataset)} images"))
     if pictures is not None:
-        draw_examples(segmenter, dataset, pictures)
+        pictures.parent.mkdir(parents=True, exist_ok=True)
+        example_sheet(segmenter, dataset).save(pictures)
     if as_json:
         print_json(result)
     else:
         _print_tables(result)
-
-
-def draw_examples(segmenter: Segmenter, dataset: SegmentationDataset, path: Path) -> None:
-    """One row per domain: image, truth, prediction, overlay."""
-    rows, names = [], []
-    for domain, name in enumerate(dataset.domains):
-        index = next((i for i in range(len(dataset)) if dataset.domain_of(i) == domain), None)
-        if index is not None:
-            sample = dataset[index]
-            image = segmenter.prepare(sample.image)
-            mask = mask_of(segmenter.run([image], [evaluation_id(index)]).logits_BChw[0], image)
-            truth, seen = (colour_mask(m, dataset.classes) for m in (sample.label, mask))
-            rows.append([sample.image, truth, seen, overlay(sample.image, mask, dataset.classes)])
-            names.append(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    columns = ("image", "truth", "prediction", "overlay")
-    sheet(rows, columns=columns, names=names, classes=dataset.classes).save(path)
-
-
-def _split(name: str) -> Split:
-    match name:
-        case "train" | "val" | "test" | "all":
-            return name
-    raise typer.BadParameter(f"{name!r}: expected train, val, test or all", param_hint="--split")
 
 
 def _print_tables(result: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ import typer
 
 from airmoe_ray.config_file import load_config
 from airmoe_ray.errors import UserError
-from airmoe_ray.run import train_run
 from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, terminal
 
 
@@ -25,6 +24,8 @@ def train(
             raise UserError(f"{run}: no run to resume here (no config.yaml); leave --resume away to start one")
         config = str(stored)
     settings = load_config(config, overrides)
+    from airmoe_ray.run import train_run  # late: torch and timm take seconds, a mistake in the settings is told at once
+
     with terminal() as report:
         try:
             summary = train_run(settings, run, resume=resume, report=report)
