@@ -96,14 +96,20 @@ class Trainer:
 
     @torch.no_grad()
     def end_epoch(self) -> None:
-        """After an epoch in which one expert learned for all, every client gets its copy, moments of Adam included."""
+        """After an epoch in which one expert learned for all, every client gets its copy.
+
+        Adam starts afresh with the first routed step: an expert's gradient is then that of its own few samples, and
+        second moments of whole batches would hold it back for a thousand steps.
+        """
         if not self.shared_steps or self.step_count > self.shared_steps:
             return
         first, *others = self.model.clients.experts
         for other in others:
             for source, target in zip(first.parameters(), other.parameters(), strict=True):
                 target.copy_(source)
-                self.adam.state[target] = {key: value.clone() for key, value in self.adam.state[source].items()}
+        if self.step_count == self.shared_steps:
+            for parameter in first.parameters():
+                del self.adam.state[parameter]
 
     def state(self, *, epoch: int) -> TrainerState:
         """Moments of Adam by parameter name; SGD without momentum has none."""

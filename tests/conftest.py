@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,15 @@ def make_features() -> Callable[..., Tensor]:
         return noise + 2 * torch.randn(batch, FEATURE_DIM, 1, 1, generator=draw, dtype=torch.float64)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def camvid() -> Path:
+    """A folder of real CamVid pairs (`images/ labels/`): AIRMOE_CAMVID, or the place beside this checkout."""
+    folder = Path(os.environ.get("AIRMOE_CAMVID", Path(__file__).parents[2] / "shared" / "data" / "camvid"))
+    if not folder.is_dir():
+        pytest.skip(f"no CamVid at {folder}; set AIRMOE_CAMVID to a folder with images/ and labels/")
+    return folder
 
 
 @pytest.hookimpl(hookwrapper=True)
