@@ -89,8 +89,8 @@ class FrlConfig(Block):
     """Factor in front of the similarity; larger is sharper attention."""
     renewal: Literal["soft", "sharp"] = "sharp"
     """`soft`: the paper's Eq. (5)-(6), which lets prototypes collapse; `sharp`: weights alpha^8, normalised."""
-    eta: Share = 0.1
-    """Renewal rate of Eq. (5)-(6), in (0, 1]."""
+    eta: Share = 0.02
+    """Renewal rate of Eq. (5)-(6), in (0, 1]; faster than psi learns, it pulls a client's prototypes together."""
     learn: Literal["both", "renewal", "gradient"] = "both"
     """What moves prototypes in training."""
     lr: NonNegative = 0.1
@@ -161,7 +161,7 @@ class WarmStartConfig(Block):
 
     enabled: bool = True
     """Fit the query's projection to the data, and fill each FRL by k-means of the queries of the client's own D_j."""
-    query_spread: Annotated[float, Field(gt=0)] = 2.0
+    query_spread: Annotated[float, Field(gt=0)] = 1.0
     """Standard deviation of a query's leading components [logits]; larger tells inputs apart more sharply."""
     shared_epochs: Annotated[int, Field(ge=0)] = 0
     """Epochs, out of `train.epochs`, in which one expert learns for all at the cloud; every client starts from its copy
