@@ -217,13 +217,6 @@ class ServeConfig(Block):
     """`fit` scales an image to `data.image_size`; `native` keeps its size."""
 
 
-class ClusterConfig(Block):
-    """How clients are spread over machines."""
-
-    gpus_per_expert: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
-    """GPU share of each expert actor; `auto` divides what the cluster has."""
-
-
 class Config(Block):
     """The whole configuration of a run."""
 
@@ -237,7 +230,6 @@ class Config(Block):
     channel: ChannelConfig = ChannelConfig()
     train: TrainConfig = TrainConfig()
     serve: ServeConfig = ServeConfig()
-    cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="after")
     def _check_across_blocks(self) -> Self:

@@ -13,6 +13,7 @@ from airmoe_ray.checkpoint import ModelCard, load_checkpoint, load_weights
 from airmoe_ray.clients import LocalRound
 from airmoe_ray.config import Config
 from airmoe_ray.data.base import UInt8Array
+from airmoe_ray.device import pick_device
 from airmoe_ray.errors import CheckpointError
 from airmoe_ray.features import prepare, to_tensor
 from airmoe_ray.moe import AirMoE, AirMoEOutput
@@ -39,7 +40,8 @@ class Segmenter:
         """From a checkpoint folder; `config` takes the place of the stored one, architecture unchanged."""
         stored, card = load_checkpoint(checkpoint)
         config = config or stored
-        backbone = load_backbone(config.backbone)
+        device = pick_device(config.train.device)
+        backbone = load_backbone(config.backbone).to(device)
         if backbone.fingerprint != card.backbone_fingerprint:
             raise CheckpointError(
                 f"{checkpoint}: was trained on features of another backbone ({card.backbone_name} "
@@ -49,7 +51,7 @@ class Segmenter:
             config, feature_dim=card.feature_dim, classes=len(card.classes), dilations=_triple(card.dilations)
         )
         load_weights(checkpoint, model)
-        return cls(config, card, backbone, model)
+        return cls(config, card, backbone, model.to(device))
 
     def prepare(self, image: UInt8Array) -> Prepared:
         """Fit (unless `serve.resize: native`) and pad one image."""
@@ -60,7 +62,8 @@ class Segmenter:
     @torch.inference_mode()
     def run(self, images: Sequence[Prepared], ids_B: Sequence[int]) -> AirMoEOutput[LocalRound]:
         """Backbone and AirMoE on images of one padded size."""
-        features_BDhw = self.backbone(to_tensor([image.padded for image in images]))
+        images_B3HW = to_tensor([image.padded for image in images]).to(self.backbone.mean.device)
+        features_BDhw = self.backbone(images_B3HW)
         output: AirMoEOutput[LocalRound] = self.model(features_BDhw, ids_B)
         return output
 

@@ -19,6 +19,7 @@ from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.data import SegmentationDataset, held_out, open_dataset
 from airmoe_ray.data.transforms import parse_view
+from airmoe_ray.device import pick_device
 from airmoe_ray.errors import CheckpointError, UserError
 from airmoe_ray.evaluation import validate
 from airmoe_ray.experts import dilations_for
@@ -185,18 +186,6 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
         f"{row['images_per_s']:.1f} images/s"
     )
     return row
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto`: a GPU when there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"train.device = {name!r}: not usable here ({str(error).splitlines()[0]}); try auto") from None
-    return device
 
 
 def _prepare_folder(folder: Path, *, resume: bool) -> None:

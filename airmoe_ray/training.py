@@ -126,7 +126,8 @@ class Trainer:
         for key, value in state.optimizer.items():
             name, moment = key.rsplit("/", 1)
             parameter = parameters[name]
-            self.adam.state[parameter][moment] = value if moment == "step" else value.to(parameter)
+            dtype = value.dtype if moment == "step" else parameter.dtype
+            self.adam.state[parameter][moment] = value.to(parameter.device, dtype)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.adam] if self.sgd is None else [self.adam, self.sgd]

@@ -2,6 +2,7 @@
 
 import sys
 
+from rich.markup import escape
 from rich.table import Table
 
 from airmoe_ray.config_file import fields, load_config, to_yaml
@@ -27,7 +28,7 @@ def config_(
     table = Table("setting", "default", "meaning", show_lines=False)
     for key, kind, default, meaning in _rows():
         shown = "unset" if default is None else str(default)
-        table.add_row(key, shown, f"{meaning} [dim]\\[{kind}][/dim]")
+        table.add_row(key, shown, f"{escape(meaning)} [dim]{escape(f'[{kind}]')}[/dim]")
     stdout.print(table)
 
 

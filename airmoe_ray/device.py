@@ -1,0 +1,17 @@
+"""Where tensors live: chosen once, by name."""
+
+import torch
+
+from airmoe_ray.errors import UserError
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is a GPU when there is one; anything else is torch's name of a device."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"train.device = {name!r}: not usable here ({str(error).splitlines()[0]}); try auto") from None
+    return device
