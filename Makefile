@@ -1,7 +1,7 @@
 # `make run` and `make test` are all a newcomer needs: each alone installs what it needs and does its job.
 PYTHON ?= python3
 CONFIG ?= quickstart
-RUN    ?= runs/$(CONFIG)
+RUN    ?= runs/$(basename $(notdir $(CONFIG)))
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 
