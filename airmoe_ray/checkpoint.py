@@ -22,7 +22,6 @@ from torch import Tensor
 from airmoe_ray import __version__
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import parse_config, read_yaml, to_yaml
-from airmoe_ray.data.base import ClassTable
 from airmoe_ray.errors import CheckpointError
 from airmoe_ray.moe import AirMoE
 
@@ -42,11 +41,6 @@ class ModelCard:
     airmoe_version: str = __version__
     torch_version: str = str(torch.__version__)
     format: int = FORMAT
-
-    @property
-    def class_table(self) -> ClassTable:
-        """Names and colours."""
-        return ClassTable(tuple(self.classes), tuple((r, g, b) for r, g, b in self.palette))
 
 
 @dataclass
@@ -92,11 +86,14 @@ def load_checkpoint(folder: Path) -> tuple[Config, ModelCard]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no checkpoint here; train first, or give the run folder that holds one")
     try:
-        card = ModelCard(**json.loads((folder / "model.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        stored = json.loads((folder / "model.json").read_text())
+        if stored["format"] > FORMAT:
+            raise CheckpointError(
+                f"{folder}: checkpoint format {stored['format']}, this version reads {FORMAT}; update"
+            )
+        card = ModelCard(**stored)
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / 'model.json'}: cannot be read ({error}); the checkpoint is broken") from None
-    if card.format > FORMAT:
-        raise CheckpointError(f"{folder}: checkpoint format {card.format}, this version reads up to {FORMAT}; update")
     return parse_config(read_yaml(folder / "config.yaml")), card
 
 
@@ -117,9 +114,10 @@ def load_trainer_state(folder: Path) -> TrainerState:
     """Epoch, step and optimizer moments of a checkpoint."""
     try:
         state = json.loads((folder / "trainer" / "state.json").read_text())
-    except (OSError, ValueError):
+        epoch, step = int(state["epoch"]), int(state["step"])
+    except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(f"{folder}: has no trainer state to resume from") from None
-    return TrainerState(state["epoch"], state["step"], _read(folder / "trainer" / "optimizer.safetensors"))
+    return TrainerState(epoch, step, _read(folder / "trainer" / "optimizer.safetensors"))
 
 
 def expert_file(folder: Path, client: int) -> Path:
@@ -148,6 +146,7 @@ def _write_all(fresh: Path, model: AirMoE, card: ModelCard, state: TrainerState 
         (fresh / "trainer").mkdir()
         _write(fresh / "trainer" / "optimizer.safetensors", _serialise(state.optimizer))
         _write(fresh / "trainer" / "state.json", json.dumps({"epoch": state.epoch, "step": state.step}).encode())
+        _sync_folder(fresh / "trainer")
     for place in (fresh / "experts", fresh):
         _sync_folder(place)
 

@@ -52,13 +52,14 @@ class LocalRound:
         self.clients, self.ids_B, self.channel = clients, ids_B, channel
         self.temperature = clients.config.routing.norm_temperature
         self.gamma_BN = draw_gamma(ids_B, len(clients.experts), config=channel, seed=clients.config.seed)
+        self.faded_BN = in_deep_fade(self.gamma_BN, channel)  # before any rounding: the same bit on every device
 
     def read(self, query_dist_Bd: Tensor) -> tuple[Tensor, Tensor]:
         """P_j = Norm(p~_j), Eq. (7), of every client, and who is in deep fade."""
         read = self.clients.frl.read(query_dist_Bd)
         self.alpha_BNM = read.alpha_BNM
         self.gamma_BN = self.gamma_BN.to(device=query_dist_Bd.device, dtype=query_dist_Bd.dtype.to_complex())
-        return norm(read.value_BNd, self.temperature), in_deep_fade(self.gamma_BN, self.channel)
+        return norm(read.value_BNd, self.temperature), self.faded_BN.to(query_dist_Bd.device)
 
     def gains(self, selected_BK: Tensor) -> Tensor:
         """|gamma_j|^2 of the given clients."""

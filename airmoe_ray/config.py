@@ -31,9 +31,9 @@ class DataConfig(Block):
     """Long side an image is fitted to before the backbone, aspect kept [pixels]."""
     val_fraction: Fraction = 0.0
     """Share held out, as one contiguous block per sequence, where the dataset has no validation split of its own."""
-    train_count: Positive = 800
+    train_count: Annotated[int, Field(ge=1, le=400_000)] = 800
     """`scenes` only: training scenes."""
-    val_count: Positive = 200
+    val_count: Annotated[int, Field(ge=1, le=100_000)] = 200
     """`scenes` only: validation and test scenes, each from its own index range."""
     views: list[str] = Field(default=["identity"], min_length=1)
     """Views of each training image whose features are cached: identity, hflip, scale:<factor>, …"""
@@ -192,14 +192,15 @@ class TrainConfig(Block):
     """Weight of the FRL term, Eq. (21)."""
     lambda_align: NonNegative = 0.5
     """Weight of the mean divergence delta_j, which keeps psi in the query's space (0 in the paper)."""
-    loss_stride: Positive = 2
+    loss_stride: Literal[1, 2, 4, 8] = 2
     """Cross-entropy is taken on every n-th pixel row and column of the label."""
     class_balance: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Class weights (frequency ^ -x) in the cross-entropy; 0 is none, 1 is full inverse frequency."""
     warm_start: WarmStartConfig = WarmStartConfig()
     """What clients bring along when collaborative training starts."""
     cache: bool = True
-    """Train on cached features of `data.views`; false runs the backbone in the loop, with random augmentation."""
+    """Train on cached features of `data.views`; false runs the backbone in the loop, on
+    randomly augmented images of one size."""
     checkpoint_every: Positive = 1
     """Epochs between checkpoints."""
     check_constraints: bool = False

@@ -5,8 +5,10 @@ import torch
 from airmoe_ray.errors import UserError
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` is a GPU when there is one; anything else is torch's name of a device."""
+def pick_device(name: str, *, threads: int = 0) -> torch.device:
+    """`auto` is a GPU when there is one; anything else is torch's name of a device. `threads` of the CPU, 0 for all."""
+    if threads:
+        torch.set_num_threads(threads)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -17,5 +17,9 @@ class DataError(UserError):
     """A dataset folder, image or label that is missing or broken; names the file."""
 
 
+class MissingFolderError(DataError):
+    """A part of a dataset that is not there at all."""
+
+
 class CheckpointError(UserError):
     """A run or checkpoint folder that is missing, broken, or of another architecture."""

@@ -1,6 +1,7 @@
 """Scores of a model on a dataset: segmentation overall, per class and per domain, and the router's health."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from airmoe_ray.clients import LocalRound
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
 from airmoe_ray.features import FeatureCache, Progress
 from airmoe_ray.inference import Prepared, Segmenter, mask_of
+from airmoe_ray.ledger import account
 from airmoe_ray.metrics import ConfusionMatrix, RoutingStats
 from airmoe_ray.moe import AirMoE, AirMoEOutput
 from airmoe_ray.rng import evaluation_id
@@ -60,13 +62,32 @@ class Scoreboard:
 def evaluate(segmenter: Segmenter, dataset: SegmentationDataset, *, progress: Progress | None = None) -> dict[str, Any]:
     """The whole way from image to mask for every sample, scored at the images' own size."""
     board = Scoreboard(dataset, clients=segmenter.config.experts.count)
+    extra: dict[str, Any] = {}
     for indices, images, labels in _batches(segmenter, dataset):
         output = segmenter.run(images, [evaluation_id(i) for i in indices])
         masks = [mask_of(logits, image) for logits, image in zip(output.logits_BChw, images, strict=True)]
         board.add(output, indices, masks, labels)
         if progress:
             progress(indices[-1] + 1, len(dataset))
-    return board.result()
+        if "communication" not in extra:
+            extra["communication"] = _ledger(segmenter, output)
+    return board.result() | extra
+
+
+def _ledger(segmenter: Segmenter, output: AirMoEOutput[LocalRound]) -> dict[str, int | None]:
+    """What the first image cost, with its own fading."""
+    routing, config = output.routing, segmenter.config
+    gains_K = output.round.gains(routing.transmit_BK)[0][routing.active_BK[0]].tolist()
+    height, width = output.logits_BChw.shape[2:]
+    ledger = account(
+        config,
+        feature_dim=segmenter.card.feature_dim,
+        classes=len(segmenter.card.classes),
+        grid=(height, width),
+        top_k=config.routing.top_k,
+        gains_K=gains_K,
+    )
+    return asdict(ledger)
 
 
 @torch.inference_mode()

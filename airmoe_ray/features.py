@@ -77,7 +77,7 @@ def cached_features(
     data = config.data
     parts = (CACHE_VERSION, dataset.fingerprint(), view, data.image_size, data.cache_dtype, backbone.fingerprint)
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-    folder = Path(data.cache_dir) / key
+    folder = Path(data.cache_dir).expanduser() / key
     if not (folder / "meta.json").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         _check_space(dataset, backbone, config, folder.parent)

@@ -40,7 +40,7 @@ class Segmenter:
         """From a checkpoint folder; `config` takes the place of the stored one, architecture unchanged."""
         stored, card = load_checkpoint(checkpoint)
         config = config or stored
-        device = pick_device(config.train.device)
+        device = pick_device(config.train.device, threads=config.train.threads)
         backbone = load_backbone(config.backbone).to(device)
         if backbone.fingerprint != card.backbone_fingerprint:
             raise CheckpointError(

@@ -5,7 +5,7 @@ b bits per real number (32 by default); the analog air is counted in complex cha
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from airmoe_ray.config import Config
 from airmoe_ray.errors import ConfigError
@@ -26,10 +26,6 @@ class Ledger:
     uplink_raw_feature_bits: int  # instead of statistics: every client's hidden features
     tdma_bits: int  # instead of the air: every routed client's quantised output in turn
     tdma_channel_uses: int | None  # the same in channel uses at capacity; None without channel gains
-
-    def as_dict(self) -> dict[str, int | None]:
-        """For JSON."""
-        return asdict(self)
 
 
 def routing_uplink_bits(clients: int, dim: int, bits: int = BITS_PER_REAL) -> int:

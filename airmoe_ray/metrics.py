@@ -92,7 +92,7 @@ class RoutingStats:
             "least_load": float(load.min()),
             "effective_prototypes": math.exp(self.attention_entropy / max(self.inputs * self.clients, 1)),
             "nmi_domain_expert": normalised_mutual_information(self.top_DN),
-            "nmse_db": 10 * math.log10(max(self.nmse / max(self.inputs, 1), 1e-30)),
+            "nmse_db": 10 * math.log10(self.nmse / self.inputs) if self.nmse else None,  # None: an exact sum
             "truncated_share": self.truncated / max(int(self.selected_N.sum()), 1),
         }
 

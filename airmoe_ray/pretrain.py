@@ -44,9 +44,7 @@ STAGES = ((0.4, 96, 128, 8), (0.7, 128, 160, 6), (1.0, *EMBEDDED_SIZE, 3))
 Progress = Callable[[dict[str, float]], None]
 
 
-def pretrain(
-    *, out: Path, minutes: float, seed: int, progress: Progress, scenes_start: int = PRETRAIN_START
-) -> dict[str, str]:
+def pretrain(*, out: Path, minutes: float, seed: int, progress: Progress) -> dict[str, str]:
     """Train for `minutes` of wall time and write the weights to `out`; returns the metadata stored with them."""
     if not minutes > 0:
         raise ConfigError(f"{minutes} minutes of pretraining; give more than 0 (the shipped weights took 30)")
@@ -61,7 +59,7 @@ def pretrain(
     optimizer = torch.optim.AdamW(groups, lr=PEAK_LR, betas=(0.9, 0.98))
     steps, loss_mean = 0, 0.0
     record = {"recipe": RECIPE, "teacher": "efficientnet_lite0", "seed": str(seed)}
-    with _rendered_pool(scenes_start) as (pool_NHW3, ready):
+    with _rendered_pool(PRETRAIN_START) as (pool_NHW3, ready):
         teacher.fit_scale(_as_images(pool_NHW3[:WARM_SCENES]))
         saved = reported = begin = time.monotonic()
         while (share := (time.monotonic() - begin) / (60 * minutes)) < 1:
@@ -79,7 +77,7 @@ def pretrain(
             loss_mean += (float(loss.detach()) - loss_mean) / min(steps, 100)
             now = time.monotonic()
             record |= {"steps": str(steps), "minutes": f"{(now - begin) / 60:.1f}", "loss": f"{loss_mean:.4f}"}
-            record["scenes"] = f"v{SCENES_VERSION} {scenes_start}..{scenes_start + ready.value - 1}"
+            record["scenes"] = f"v{SCENES_VERSION} {PRETRAIN_START}..{PRETRAIN_START + ready.value - 1}"
             if now - reported > REPORT_EVERY_S:
                 reported = now
                 progress({"share": share, "step": steps, "loss": loss_mean, "scenes": ready.value})

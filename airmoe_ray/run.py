@@ -1,10 +1,9 @@
 """A training run from configuration to checkpoint, in one process: data, features, warm start, epochs, validation.
 
-DIR/config.yaml  DIR/metrics.jsonl  DIR/summary.json  DIR/checkpoint/
+DIR/config.yaml  DIR/metrics.jsonl  DIR/summary.json (once finished)  DIR/checkpoint/
 """
 
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +13,20 @@ import numpy as np
 import torch
 
 from airmoe_ray.backbone import Backbone, load_backbone
-from airmoe_ray.checkpoint import ModelCard, load_checkpoint, load_trainer_state, load_weights, save_checkpoint
+from airmoe_ray.checkpoint import ModelCard, save_checkpoint
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.data import SegmentationDataset, held_out, open_dataset
 from airmoe_ray.data.transforms import parse_view
 from airmoe_ray.device import pick_device
-from airmoe_ray.errors import CheckpointError, UserError
+from airmoe_ray.errors import UserError
 from airmoe_ray.evaluation import validate
 from airmoe_ray.experts import dilations_for
 from airmoe_ray.features import FeatureCache, Progress, cache_bytes, cached_features
 from airmoe_ray.ledger import check_budget
 from airmoe_ray.metrics import balancedness
 from airmoe_ray.moe import AirMoE
+from airmoe_ray.run_folder import append_row, begin_folder, restore, stored_summary
 from airmoe_ray.sources import CachedSource, OnlineSource, Source
 from airmoe_ray.training import Schedule, Trainer, class_weights
 from airmoe_ray.warm_start import client_data, fill_libraries, pooled_features
@@ -75,24 +75,23 @@ class Run:
     device: torch.device
     start_epoch: int = 0
 
-    @property
-    def checkpoint(self) -> Path:
-        """The run's checkpoint folder."""
-        return self.folder / "checkpoint"
-
 
 def train_run(config: Config, folder: Path, *, resume: bool = False, report: Reporter | None = None) -> dict[str, Any]:
     """Train to the end and return the summary that is also written to `summary.json`."""
     report = report or Silent()
     begun = time.monotonic()
     run = open_run(config, folder, resume=resume, report=report)
+    if run.start_epoch == config.train.epochs:
+        report.line(f"{folder}: all {config.train.epochs} epochs are trained, nothing is left to do")
+        return stored_summary(folder)
     row: dict[str, Any] = {}
     for epoch in range(run.start_epoch, config.train.epochs):
         row = train_epoch(run, epoch, report)
+        append_row(
+            folder, row
+        )  # before the checkpoint: a resumed run drops rows it will write again, but cannot add any
         if (epoch + 1) % config.train.checkpoint_every == 0 or epoch + 1 == config.train.epochs:
-            save_checkpoint(run.checkpoint, run.trainer.model, run.card, run.trainer.state(epoch=epoch + 1))
-        with (folder / "metrics.jsonl").open("a") as log:
-            log.write(json.dumps(row) + "\n")
+            save_checkpoint(folder / "checkpoint", run.trainer.model, run.card, run.trainer.state(epoch=epoch + 1))
     summary = {"epochs": config.train.epochs, "seconds": round(time.monotonic() - begun, 1), "last": row}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     return summary
@@ -103,15 +102,18 @@ def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter) ->
     check_budget(config)
     for view in config.data.views:
         parse_view(view)
-    _prepare_folder(folder, resume=resume)
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
-    device = pick_device(config.train.device)
-    dataset, val_dataset = open_dataset(config.data, "train"), held_out(config.data)
+    device = pick_device(config.train.device, threads=config.train.threads)
+    dataset = open_dataset(config.data, "train")
+    val_dataset = held_out(config.data, dataset)
+    warm = config.train.warm_start.enabled and not resume
+    clients_data = client_data([dataset.domain_of(i) for i in range(len(dataset))], config) if warm else []
+    begin_folder(folder, config, resume=resume)
     backbone = load_backbone(config.backbone).to(device)
     source = _open_source(dataset, backbone, config, report)
     validation = None
-    if val_dataset is not None:
+    if val_dataset is None:
+        report.line("no held-out images, so no validation during training; data.val_fraction holds some out")
+    else:
         bar = report.progress("features (validation)")
         validation = (cached_features(val_dataset, backbone, config, "identity", progress=bar), val_dataset)
     dilations = dilations_for(config.experts, max(max(grid) for grid in source.grids))
@@ -126,21 +128,20 @@ def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter) ->
     )
     model = AirMoE(config, feature_dim=backbone.dim, classes=len(classes.names), dilations=dilations).to(device)
     schedule = Schedule(source, config)
-    weight = class_weights(source, len(classes.names), config.train.class_balance)
+    weight_C = class_weights(source, len(classes.names), config.train.class_balance)
     trainer = Trainer(
         model,
         config,
         total_steps=schedule.steps_per_epoch() * config.train.epochs,
-        class_weight_C=None if weight is None else weight.to(device),
+        class_weight_C=None if weight_C is None else weight_C.to(device),
     )
-    run = Run(config, folder, card, trainer, schedule, validation, device)
+    start_epoch = 0
     if resume:
-        _restore(run)
-    elif config.train.warm_start.enabled:
-        domains = [dataset.domain_of(i) for i in range(len(dataset))]
-        fill_libraries(model, pooled_features(source), client_data(domains, config), config)
+        start_epoch = restore(folder, trainer, card)
+    elif warm:
+        fill_libraries(model, pooled_features(source), clients_data, config)
     (folder / "config.yaml").write_text(to_yaml(config))
-    return run
+    return Run(config, folder, card, trainer, schedule, validation, device, start_epoch)
 
 
 def _open_source(dataset: SegmentationDataset, backbone: Backbone, config: Config, report: Reporter) -> Source:
@@ -168,52 +169,34 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
         terms += torch.stack(result.loss).cpu()
         selected_N += np.bincount(result.selected_BK.cpu().numpy().ravel(), minlength=len(selected_N))
         images += len(batch.ids_B)
+        if not terms[0].isfinite():
+            raise UserError(
+                f"the loss is not finite in step {step + 1} of epoch {epoch + 1}; lower train.lr or set train.grad_clip"
+            )
         report.note(f"loss {float(result.loss.total):.3f}  {images / (time.monotonic() - begun):.1f} images/s")
         bar(step + 1, steps)
     run.trainer.end_epoch()
     seconds = time.monotonic() - begun
     names = ("loss", "ce", "lb", "frl", "align")
     row: dict[str, Any] = {"epoch": epoch + 1, **dict(zip(names, (terms / steps).tolist(), strict=True))}
-    row |= {"images_per_s": images / seconds, "seconds": seconds, "balancedness": balancedness(selected_N)}
-    row["load"] = (selected_N / max(selected_N.mean(), 1)).round(3).tolist()
+    row |= {"images_per_s": images / seconds, "seconds": seconds}
+    if selected_N.any():  # else one expert learned for all, and nobody was routed
+        load = (selected_N / selected_N.mean()).round(3).tolist()
+        row |= {"balancedness": balancedness(selected_N), "load": load}
     if run.validation is not None:
         scores = validate(run.trainer.model, *run.validation)
         row |= {"miou": scores["miou"], "nmi": scores["routing"]["nmi_domain_expert"]}
-    quality = f"mIoU {row['miou']:5.1f}  " if "miou" in row else ""
-    report.line(
-        f"epoch {epoch + 1:>3}/{run.config.train.epochs}  loss {row['loss']:.3f} (ce {row['ce']:.3f}, "
-        f"lb {row['lb']:.3f}, align {row['align']:.3f})  {quality}balance {row['balancedness']:.2f}  "
-        f"{row['images_per_s']:.1f} images/s"
-    )
+    report.line(describe(row, run.config.train.epochs))
     return row
 
 
-def _prepare_folder(folder: Path, *, resume: bool) -> None:
-    if not resume and (folder / "checkpoint").exists():
-        raise UserError(f"{folder}: already holds a trained run; add --resume to continue it, or choose another --run")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f"{folder}: cannot write here ({error.strerror}); choose another --run") from None
-
-
-def _restore(run: Run) -> None:
-    """Weights, optimizer and position from the run's checkpoint; later rows of the log are dropped."""
-    stored, card = load_checkpoint(run.checkpoint)
-    if (stored.experts, stored.frl, card.classes) != (run.config.experts, run.config.frl, run.card.classes):
-        raise CheckpointError(
-            f"{run.checkpoint}: was trained with other experts, FRL or classes; resume with its config"
-        )
-    load_weights(run.checkpoint, run.trainer.model)
-    state = load_trainer_state(run.checkpoint)
-    run.trainer.restore(state)
-    run.start_epoch = state.epoch
-    log = run.folder / "metrics.jsonl"
-    if log.exists():
-        rows = [line for line in log.read_text().splitlines() if json.loads(line)["epoch"] <= state.epoch]
-        partial = log.with_suffix(".partial")
-        partial.write_text("".join(row + "\n" for row in rows))
-        os.replace(partial, log)
+def describe(row: dict[str, Any], epochs: int) -> str:
+    """One line per epoch."""
+    parts = [
+        f"epoch {row['epoch']:>3}/{epochs}",
+        f"loss {row['loss']:.3f} (ce {row['ce']:.3f}, lb {row['lb']:.3f}, align {row['align']:.3f})",
+        f"mIoU {row['miou']:5.1f}" if "miou" in row else "",
+        f"balance {row['balancedness']:.2f}" if "balancedness" in row else "shared expert",
+        f"{row['images_per_s']:.1f} images/s",
+    ]
+    return "  ".join(part for part in parts if part)

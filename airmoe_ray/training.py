@@ -1,7 +1,8 @@
 """Training: one step, and the order in which a run takes its steps.
 
 The step is pure torch on one batch; loops (here, or under Ray Train) only feed it. All randomness is counter-based, so
-a resumed run takes the very steps an undisturbed one would have taken.
+a resumed run takes the very steps an undisturbed one would have taken (bit for bit where torch's kernels are
+deterministic, as on the CPU).
 Suffixes: B inputs, D features, C classes, H W image, h w grid.
 """
 
@@ -36,7 +37,12 @@ class StepResult(NamedTuple):
 
     loss: LossTerms
     selected_BK: Tensor
-    forwards: int  # sample-expert forwards: B K less the truncated
+    active_BK: Tensor  # who ran and transmitted
+
+    @property
+    def forwards(self) -> int:
+        """Sample-expert forwards: B K less the truncated."""
+        return int(self.active_BK.sum())
 
 
 class Trainer:
@@ -75,14 +81,14 @@ class Trainer:
         self._descend(loss)
         self.model.clients.frl.project()
         output.round.renew()
-        return StepResult(_detach(loss), output.routing.selected_BK, int(output.routing.active_BK.sum()))
+        return StepResult(_detach(loss), output.routing.selected_BK, output.routing.active_BK)
 
     def _shared_step(self, batch: Batch) -> StepResult:
         """One expert learns for all; `end_epoch` hands it out."""
         loss = shared_objective(self.model, batch.features_BDhw, batch.labels_BHW, class_weight_C=self.class_weight_C)
         self._descend(loss)
         nobody_BK = torch.empty(0, dtype=torch.int64)
-        return StepResult(_detach(loss), nobody_BK, len(batch.ids_B))
+        return StepResult(_detach(loss), nobody_BK, torch.ones(len(batch.ids_B), 1, dtype=torch.bool))
 
     def _descend(self, loss: LossTerms) -> None:
         for optimizer in self._optimizers():

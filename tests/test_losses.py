@@ -61,7 +61,7 @@ def test_cross_entropy_by_hand_on_a_grid_of_the_labels_own_size() -> None:
 
 
 @pytest.mark.parametrize("size", [(16, 32), (48, 16)])
-@pytest.mark.parametrize("stride", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("stride", [1, 2, 4, 8])
 def test_cross_entropy_with_a_stride_looks_at_every_nth_row_and_column(stride: int, size: tuple[int, int]) -> None:
     labels, logits = random_labels(0, height=size[0], width=size[1]), random_logits(0)
     total, count = pixel_cross_entropy(logits, labels, stride=stride)

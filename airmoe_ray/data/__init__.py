@@ -8,10 +8,10 @@ from airmoe_ray.data.base import IGNORE, ClassTable, Sample, SegmentationDataset
 from airmoe_ray.data.camvid import CamVid
 from airmoe_ray.data.carla_adv import CarlaAdv
 from airmoe_ray.data.cityscapes import Cityscapes
-from airmoe_ray.data.files import SPLITS
+from airmoe_ray.data.files import check_split
 from airmoe_ray.data.folder import Folder
 from airmoe_ray.data.scenes import Scenes
-from airmoe_ray.errors import DataError
+from airmoe_ray.errors import DataError, MissingFolderError
 
 # Disjoint index ranges of the procedural scenes; pretraining of the embedded backbone starts at 1 000 000.
 SCENE_START: dict[str, int] = {"train": 0, "val": 400_000, "test": 500_000}
@@ -29,8 +29,7 @@ __all__ = ["IGNORE", "SCENE_START", "ClassTable", "Sample", "SegmentationDataset
 
 def open_dataset(config: DataConfig, split: str) -> SegmentationDataset:
     """The dataset that `config` names; checks its folders, decodes nothing yet."""
-    if split not in SPLITS:
-        raise DataError(f"split {split!r}: expected one of {', '.join(SPLITS)}")
+    check_split(split, config.val_fraction)
     if config.name == "scenes":
         if split == "all":
             raise DataError("data.name: scenes has the splits train, val and test; 'all' would be endless")
@@ -45,7 +44,10 @@ def open_dataset(config: DataConfig, split: str) -> SegmentationDataset:
     return _READERS[config.name](root, split, val_fraction=config.val_fraction)
 
 
-def held_out(config: DataConfig) -> SegmentationDataset | None:
-    """The validation split, or None where a flat folder without `val_fraction` would give the training images again."""
-    train, val = open_dataset(config, "train"), open_dataset(config, "val")
+def held_out(config: DataConfig, train: SegmentationDataset) -> SegmentationDataset | None:
+    """The validation split; None where there is none, or where it would be the training images again."""
+    try:
+        val = open_dataset(config, "val")
+    except MissingFolderError:
+        return None
     return None if val[0].name == train[0].name else val

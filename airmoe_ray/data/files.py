@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from airmoe_ray.data.base import IGNORE, ClassTable, Sample, UInt8Array
-from airmoe_ray.errors import ConfigError, DataError
+from airmoe_ray.errors import ConfigError, DataError, MissingFolderError
 
 SPLITS = ("train", "val", "test", "all")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
@@ -100,7 +100,9 @@ def check_split(split: str, val_fraction: float) -> None:
 def require_folder(folder: Path, *, expected: str) -> Path:
     """The folder itself; DataError that says what was `expected` in it when there is none."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; expected {expected} there: check data.root or fetch the dataset")
+        raise MissingFolderError(
+            f"{folder}: no such folder; expected {expected} there: check data.root or fetch the dataset"
+        )
     return folder
 
 

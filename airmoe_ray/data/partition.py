@@ -28,7 +28,8 @@ def partition(
         raise ConfigError(f"{clients} clients: expected at least 1")
     if len(domains) < clients:
         raise ConfigError(
-            f"{clients} clients for {len(domains)} samples: every client needs one; lower the clients or add images"
+            f"{clients} clients for {len(domains)} samples: every client needs one; "
+            "lower experts.count or set train.warm_start.enabled=false"
         )
     labels = np.asarray(domains, dtype=np.int64)
     groups = [rng.permutation(np.flatnonzero(labels == domain)) for domain in np.unique(labels)]

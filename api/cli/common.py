@@ -32,7 +32,7 @@ class TerminalReporter:
 
     def line(self, text: str) -> None:
         """One line that stays."""
-        self.bars.console.print(text, soft_wrap=True)
+        self.bars.console.print(text, soft_wrap=True, markup=False)
 
     def progress(self, title: str) -> Callable[[int, int], None]:
         """A bar; it shows up with its first step, so work found in a cache shows nothing."""
@@ -63,11 +63,11 @@ class TerminalReporter:
 def terminal() -> Iterator[TerminalReporter]:
     """Progress on stderr for the duration of a command."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=stderr, transient=True) as bars:
         yield TerminalReporter(bars)

@@ -3,14 +3,13 @@
 import importlib.util
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
@@ -31,10 +30,9 @@ class Finding:
 def doctor(
     config: ConfigOption = None,
     overrides: SetOption = [],  # noqa: B006  typer copies it
-    port: Annotated[int, typer.Option(help="Port the server would take.")] = 8000,
     as_json: JsonOption = False,
 ) -> None:
-    """Check Python, torch, the backbone, the dataset, disk and port; exit code 1 if something needs attention."""
+    """Check Python, torch, the backbone, the dataset and disk; exit code 1 if something needs attention."""
     settings = load_config(config, overrides)
     checks: dict[str, Callable[[], str]] = {
         "python": _python,
@@ -43,7 +41,6 @@ def doctor(
         "dataset": lambda: _dataset(settings),
         "routing budget": lambda: _budget(settings),
         "cache folder": lambda: _cache(settings),
-        "port": lambda: _port(port),
     }
     findings = [_run(name, check) for name, check in checks.items()]
     if as_json:
@@ -51,7 +48,7 @@ def doctor(
     else:
         for finding in findings:
             mark = "[green]ok  [/green]" if finding.ok else "[red]fail[/red]"
-            stdout.print(f"{mark} {finding.check:<15} {finding.message}")
+            stdout.print(f"{mark} {finding.check:<15} {escape(finding.message)}")
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
 
@@ -87,12 +84,13 @@ def _backbone(config: Config) -> str:
 
 
 def _dataset(config: Config) -> str:
-    from airmoe_ray.data import open_dataset
+    from airmoe_ray.data import held_out, open_dataset
 
-    counts = {split: open_dataset(config.data, split) for split in ("train", "test")}
-    counts["train"][0]  # decodes one image and its label
-    sizes = ", ".join(f"{len(dataset)} {split}" for split, dataset in counts.items())
-    return f"{config.data.name}: {sizes} images, {len(counts['train'].classes.names)} classes"
+    train = open_dataset(config.data, "train")
+    train[0]  # decodes one image and its label
+    val = held_out(config.data, train)
+    held = "none held out for validation" if val is None else f"{len(val)} for validation"
+    return f"{config.data.name}: {len(train)} training images, {held}, {len(train.classes.names)} classes"
 
 
 def _budget(config: Config) -> str:
@@ -101,18 +99,8 @@ def _budget(config: Config) -> str:
 
 
 def _cache(config: Config) -> str:
-    folder = Path(config.data.cache_dir)
+    folder = Path(config.data.cache_dir).expanduser()
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not os.access(existing, os.W_OK):
         raise UserError(f"{existing}: not writable; set data.cache_dir to a folder of yours")
     return f"{folder}: {shutil.disk_usage(existing).free / 1e9:.0f} GB free"
-
-
-def _port(port: int) -> str:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise UserError(f"{port}: {error.strerror}; stop what listens there or choose another port") from None
-    return f"{port} is free"

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from airmoe_ray.errors import CheckpointError
@@ -25,9 +26,11 @@ def eval_(
     from airmoe_ray.evaluation import evaluate
     from airmoe_ray.examples import example_sheet
     from airmoe_ray.inference import Segmenter
+    from airmoe_ray.ledger import check_budget
 
     stored, card = load_checkpoint(run / "checkpoint")
     config = parse_config(stored.model_dump(mode="json"), overrides)
+    check_budget(config)
     dataset = open_dataset(config.data, split)
     if list(dataset.classes.names) != card.classes:
         raise CheckpointError(
@@ -37,13 +40,13 @@ def eval_(
     segmenter = Segmenter.load(run / "checkpoint", config)
     with terminal() as report:
         result = evaluate(segmenter, dataset, progress=report.progress(f"evaluating {len(dataset)} images"))
-    if pictures is not None:
-        pictures.parent.mkdir(parents=True, exist_ok=True)
-        example_sheet(segmenter, dataset).save(pictures)
     if as_json:
         print_json(result)
     else:
         _print_tables(result)
+    if pictures is not None:  # after the scores, so that a bad path does not lose them
+        pictures.parent.mkdir(parents=True, exist_ok=True)
+        example_sheet(segmenter, dataset).save(pictures, format="PNG")
 
 
 def _print_tables(result: dict[str, Any]) -> None:
@@ -52,15 +55,21 @@ def _print_tables(result: dict[str, Any]) -> None:
     stdout.print(f"\n[bold]{headline}[/bold]   ({result['images']} images)\n")
     by_class = Table("class", *(("IoU", "F1", "precision", "recall")), title="per class", title_justify="left")
     for name, row in result["per_class"].items():
-        by_class.add_row(name, *("absent" if v is None else f"{v:.1f}" for v in row.values()))
+        by_class.add_row(escape(name), *("absent" if v is None else f"{v:.1f}" for v in row.values()))
     stdout.print(by_class)
     by_domain = Table("domain", "mIoU", title="per domain", title_justify="left")
     for name, row in result["per_domain"].items():
-        by_domain.add_row(name, f"{row['miou']:.1f}")
+        by_domain.add_row(escape(name), f"{row['miou']:.1f}")
     stdout.print(by_domain)
     routing = result["routing"]
+    nmse = "no channel error" if routing["nmse_db"] is None else f"channel NMSE {routing['nmse_db']:.1f} dB"
     stdout.print(
         f"routing: balancedness {routing['balancedness']:.2f} (1 is even), least-used expert at "
         f"{routing['least_load']:.2f} of its fair load, NMI(domain, top expert) {routing['nmi_domain_expert']:.2f}, "
-        f"{routing['effective_prototypes']:.1f} effective prototypes; channel NMSE {routing['nmse_db']:.1f} dB"
+        f"{routing['effective_prototypes']:.1f} effective prototypes; {nmse}"
+    )
+    bits = result["communication"]
+    stdout.print(
+        f"per image: {bits['uplink_routing_bits']} bits of statistics up, raw features would be "
+        f"{bits['uplink_raw_feature_bits']}; {bits['air_channel_uses']} channel uses in the air, whatever K is"
     )

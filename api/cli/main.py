@@ -13,7 +13,16 @@ from api.cli.evaluate import eval_
 from api.cli.pretrain import pretrain
 from api.cli.train import train
 
-_DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+_DISK_TROUBLE = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+)
 
 app = typer.Typer(
     name="airmoe",
@@ -42,6 +51,6 @@ def run() -> None:
             raise
         place = f"{error.filename}: " if error.filename else ""
         stderr.print(
-            f"airmoe: {place}{error.strerror}; make room or choose another folder", markup=False, soft_wrap=True
+            f"airmoe: {place}{error.strerror}; make room or choose another place", markup=False, soft_wrap=True
         )
         sys.exit(2)

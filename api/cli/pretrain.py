@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from airmoe_ray.errors import UserError
 from api.cli.common import JsonOption, print_json, terminal
 
 
@@ -15,6 +16,8 @@ def pretrain(
     as_json: JsonOption = False,
 ) -> None:
     """Distil EfficientNet-Lite0's features into the embedded ViT on procedural scenes; no labels are used."""
+    if out.is_dir() or not out.parent.is_dir():
+        raise UserError(f"--out {out}: expected a file in an existing folder")
     from airmoe_ray.pretrain import pretrain as recipe
 
     with terminal() as report:

@@ -13,11 +13,15 @@ from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, term
 def train(
     config: ConfigOption = None,
     overrides: SetOption = [],  # noqa: B006  typer copies it
-    run: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/quickstart"),
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run from its last checkpoint.")] = False,
+    run: Annotated[Path | None, typer.Option(help="Folder of the run; default runs/NAME of the configuration.")] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue from the last checkpoint, with the learning rate of its new epochs."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model; writes DIR/{config.yaml,metrics.jsonl,summary.json,checkpoint/}."""
+    run = run or Path("runs") / Path(config or "quickstart").stem
     if resume and config is None:
         stored = run / "config.yaml"
         if not stored.is_file():
@@ -30,7 +34,9 @@ def train(
         try:
             summary = train_run(settings, run, resume=resume, report=report)
         except KeyboardInterrupt:
-            report.line(f"airmoe: interrupted; `airmoe train --resume --run {run}` goes on from the last checkpoint")
+            saved = (run / "checkpoint").exists()
+            how = f"`airmoe train --resume --run {run}` goes on" if saved else "no checkpoint yet, start again"
+            report.line(f"airmoe: interrupted; {how}")
             raise typer.Exit(130) from None
         report.line(f"trained in {summary['seconds']:.0f} s; the model is in {run / 'checkpoint'}")
     if as_json:
