@@ -7,7 +7,6 @@ from airmoe_ray.inference import Segmenter, mask_of
 from airmoe_ray.pictures import colour_mask, overlay, sheet
 from airmoe_ray.rng import evaluation_id
 
-
 MOST_ROWS = 8  # Cityscapes alone has 18 cities
 
 
