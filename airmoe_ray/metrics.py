@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from airmoe_ray.clients import LocalRound
 from airmoe_ray.data.base import IGNORE
@@ -65,6 +66,7 @@ class RoutingStats:
     selected_N: Counts = field(init=False)  # how often each client was in S, before truncation
     top_DN: Counts = field(init=False)  # inputs by (domain, best client)
     attention_entropy: float = 0.0  # summed over inputs and clients [nats]
+    attention_NM: Tensor | None = None  # alpha, summed over inputs
     nmse: float = 0.0
     truncated: int = 0
     inputs: int = 0
@@ -78,7 +80,9 @@ class RoutingStats:
         chosen = output.routing.selected_BK.cpu().numpy()
         self.selected_N += np.bincount(chosen.ravel(), minlength=self.clients)
         np.add.at(self.top_DN, (domain_B, chosen[:, 0]), 1)
-        self.attention_entropy += float(entropy(output.round.alpha_BNM).sum())
+        alpha_BNM = output.round.alpha_BNM.detach()
+        self.attention_entropy += float(entropy(alpha_BNM).sum())
+        self.attention_NM = alpha_BNM.sum(dim=0) + (0 if self.attention_NM is None else self.attention_NM)
         self.nmse += float(output.nmse_B.sum())
         self.truncated += int((~output.routing.active_BK).sum())
         self.inputs += len(chosen)
@@ -90,11 +94,19 @@ class RoutingStats:
             "load": [round(float(x), 4) for x in load],  # over the fair share; 1 is even
             "balancedness": balancedness(self.selected_N),
             "least_load": float(load.min()),
+            # per read, exp(H(alpha)): near M, the bank acts as one averaged prototype
             "effective_prototypes": math.exp(self.attention_entropy / max(self.inputs * self.clients, 1)),
+            "prototypes_used": self._prototypes_used(),
             "nmi_domain_expert": normalised_mutual_information(self.top_DN),
             "nmse_db": 10 * math.log10(self.nmse / self.inputs) if self.nmse else None,  # None: an exact sum
             "truncated_share": self.truncated / max(int(self.selected_N.sum()), 1),
         }
+
+    def _prototypes_used(self) -> float:
+        """exp of the entropy of a client's mean attention, averaged: how many prototypes ever answer."""
+        if self.attention_NM is None:
+            return 0.0
+        return float(entropy(self.attention_NM / self.inputs).exp().mean())
 
 
 def balancedness(selected_N: Counts) -> float:

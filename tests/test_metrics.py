@@ -132,6 +132,13 @@ def test_effective_prototypes_are_m_for_even_attention_and_one_for_one_hot() -> 
     assert summary(one_hot)["effective_prototypes"] == pytest.approx(1)
 
 
+def test_prototypes_used_tells_one_winner_from_a_different_one_each_time() -> None:
+    always_first = torch.eye(5)[torch.zeros(3, 3, dtype=torch.long)]
+    in_turn = torch.eye(5)[torch.arange(3)[:, None].expand(3, 3)]
+    assert summary(always_first)["prototypes_used"] == pytest.approx(1)
+    assert summary(in_turn)["prototypes_used"] == pytest.approx(3)
+
+
 def test_the_routing_summary_by_hand() -> None:
     result = summary(torch.full((3, 3, 5), 0.2))
     assert result["load"] == pytest.approx([1.5, 1.0, 0.5])
