@@ -2,6 +2,7 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -41,8 +42,14 @@ def test_an_expert_needs_neither_timm_nor_torchvision():
 
 
 def test_the_wheel_works_outside_the_checkout(tmp_path):
+    source = tmp_path / "source"  # a copy: setuptools leaves its build folder behind, and would pick up an old one
+    source.mkdir()
+    for name in (*ALLOWED, "configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path), "."]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(build, cwd=source, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {"configs/quickstart.yaml", "airmoe_ray/assets/embedded_vit.safetensors"} <= set(names)
