@@ -1,4 +1,4 @@
-"""A tiny AirMoE in float64: laws hold to rounding there, and a step takes milliseconds."""
+"""What tests share: a tiny AirMoE in float64 (laws hold to rounding there), real CamVid, and no silent skips."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from airmoe_ray.config import Config
 from airmoe_ray.moe import AirMoE
+
+torch.set_num_threads(1)  # pytest -n runs a process per core already
+os.environ["OMP_NUM_THREADS"] = "1"  # and so for the processes that tests start
 
 FEATURE_DIM, CLASSES = 6, 3
 SMALL: dict[str, Any] = {
