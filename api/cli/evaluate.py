@@ -8,20 +8,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from airmoe_ray.errors import CheckpointError
-from api.cli.common import JsonOption, SetOption, print_json, stdout, terminal
+from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, stdout, terminal
 
 
 def eval_(
     run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
+    config: ConfigOption = None,
     split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
     overrides: SetOption = [],  # noqa: B006  typer copies it
     pictures: Annotated[Path | None, typer.Option(help="Also draw one example per domain into this PNG.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Score a run on a split: mIoU, mF1, mPre, mRec, per class and per domain, and the router's health."""
+    """Score a run on a split: mIoU, mF1, mPre, mRec, per class and per domain, and the router's health.
+
+    Settings are the run's own, with --set on top; --config takes another file instead of them.
+    """
     # imported late: torch and timm take seconds, and other verbs need neither
     from airmoe_ray.checkpoint import load_checkpoint
-    from airmoe_ray.config_file import parse_config
+    from airmoe_ray.config_file import load_config, parse_config
     from airmoe_ray.data import open_dataset
     from airmoe_ray.evaluation import evaluate
     from airmoe_ray.examples import example_sheet
@@ -29,15 +33,16 @@ def eval_(
     from airmoe_ray.ledger import check_budget
 
     stored, card = load_checkpoint(run / "checkpoint")
-    config = parse_config(stored.model_dump(mode="json"), overrides)
-    check_budget(config)
-    dataset = open_dataset(config.data, split)
+    own = stored.model_dump(mode="json")
+    settings = parse_config(own, overrides) if config is None else load_config(config, overrides)
+    check_budget(settings)
+    dataset = open_dataset(settings.data, split)
     if list(dataset.classes.names) != card.classes:
         raise CheckpointError(
             f"{run}: was trained on the classes {', '.join(card.classes[:3])}, …; "
-            f"{config.data.name} has {', '.join(dataset.classes.names[:3])}, …; evaluate on the same classes"
+            f"{settings.data.name} has {', '.join(dataset.classes.names[:3])}, …; evaluate on the same classes"
         )
-    segmenter = Segmenter.load(run / "checkpoint", config)
+    segmenter = Segmenter.load(run / "checkpoint", settings)
     with terminal() as report:
         result = evaluate(segmenter, dataset, progress=report.progress(f"evaluating {len(dataset)} images"))
     if as_json:

@@ -5,17 +5,22 @@ from typing import Annotated
 
 import typer
 
+from airmoe_ray.config_file import load_config
 from airmoe_ray.errors import UserError
-from api.cli.common import JsonOption, print_json, terminal
+from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, terminal
 
 
 def pretrain(
     out: Annotated[Path, typer.Option(help="Weights file to write (safetensors).")] = Path("embedded_vit.safetensors"),
     minutes: Annotated[float, typer.Option(min=0.1, help="Time budget.")] = 30.0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    config: ConfigOption = None,
+    overrides: SetOption = [],  # noqa: B006  typer copies it
     as_json: JsonOption = False,
 ) -> None:
-    """Distil EfficientNet-Lite0's features into the embedded ViT on procedural scenes; no labels are used."""
+    """Distil EfficientNet-Lite0's features into the embedded ViT on procedural scenes; no labels are used.
+
+    Of the settings only `seed` matters.
+    """
     if out.is_dir() or not out.parent.is_dir():
         raise UserError(f"--out {out}: expected a file in an existing folder")
     from airmoe_ray.pretrain import pretrain as recipe
@@ -27,7 +32,7 @@ def pretrain(
             bar(round(100 * figures["share"]), 100)
             report.note(f"step {figures['step']:.0f}, loss {figures['loss']:.4f}")
 
-        summary = recipe(out=out, minutes=minutes, seed=seed, progress=show)
+        summary = recipe(out=out, minutes=minutes, seed=load_config(config, overrides).seed, progress=show)
         report.line(f"wrote {out}")
     if as_json:
         print_json(summary)
