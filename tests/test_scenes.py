@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from airmoe_ray.data.scene_weather import veil
 from airmoe_ray.data.scenes import CLASSES, DOMAINS, Scenes, render_scene
+from airmoe_ray.data.scenes.weather import veil
 
 K = len(CLASSES.names)
 

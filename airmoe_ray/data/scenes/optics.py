@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
 from airmoe_ray.data.base import UInt8Array
-from airmoe_ray.data.scene_geometry import Camera, FloatArray, Kind, Point
-from airmoe_ray.data.scene_textures import from_picture, to_picture
+from airmoe_ray.data.scenes.geometry import Camera, FloatArray, Kind, Point
+from airmoe_ray.data.scenes.textures import from_picture, to_picture
 
 
 def soften(image_3HW: FloatArray) -> FloatArray:

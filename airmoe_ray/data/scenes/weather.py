@@ -8,10 +8,10 @@ from numpy.random import Generator
 from PIL import ImageFilter
 
 from airmoe_ray.data.base import UInt8Array
-from airmoe_ray.data.scene_backdrop import Layers
-from airmoe_ray.data.scene_geometry import Camera, FloatArray, Kind, Point
-from airmoe_ray.data.scene_optics import flakes, lamps_only, soften, streaks, street_light, upper_rims
-from airmoe_ray.data.scene_textures import screen_noise, to_picture
+from airmoe_ray.data.scenes.backdrop import Layers
+from airmoe_ray.data.scenes.geometry import Camera, FloatArray, Kind, Point
+from airmoe_ray.data.scenes.optics import flakes, lamps_only, soften, streaks, street_light, upper_rims
+from airmoe_ray.data.scenes.textures import screen_noise, to_picture
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from airmoe_ray.data.base import UInt8Array
-from airmoe_ray.data.scene_geometry import NEAR_M, Camera, FloatArray, Kind, Street
-from airmoe_ray.data.scene_textures import noise_tile, world_noise
+from airmoe_ray.data.scenes.geometry import NEAR_M, Camera, FloatArray, Kind, Street
+from airmoe_ray.data.scenes.textures import noise_tile, world_noise
 
 REACH_M = 140.0  # the lines end here; beyond lies the distant skyline
 SEGMENTS = 14  # per side

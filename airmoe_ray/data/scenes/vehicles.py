@@ -4,8 +4,8 @@ from math import cos, pi, sin
 
 from numpy.random import Generator
 
-from airmoe_ray.data.scene_geometry import Kind, Point
-from airmoe_ray.data.scene_painter import Colour, Painter
+from airmoe_ray.data.scenes.geometry import Kind, Point
+from airmoe_ray.data.scenes.painter import Colour, Painter
 
 GLASS: Colour = (52, 66, 80)
 TYRE: Colour = (26, 26, 28)

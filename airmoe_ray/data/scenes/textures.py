@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 from PIL import Image
 
-from airmoe_ray.data.scene_geometry import FloatArray
+from airmoe_ray.data.scenes.geometry import FloatArray
 
 TILE = 512  # power of two: world coordinates wrap with a bit mask
 

@@ -7,9 +7,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from airmoe_ray.data.base import UInt8Array
-from airmoe_ray.data.scene_facades import Facades, draw_facades
-from airmoe_ray.data.scene_geometry import FAR_M, Camera, FloatArray, Kind, Street
-from airmoe_ray.data.scene_textures import screen_noise, world_noise
+from airmoe_ray.data.scenes.facades import Facades, draw_facades
+from airmoe_ray.data.scenes.geometry import FAR_M, Camera, FloatArray, Kind, Street
+from airmoe_ray.data.scenes.textures import screen_noise, world_noise
 
 
 @dataclass

@@ -5,10 +5,10 @@ from functools import partial
 
 from numpy.random import Generator
 
-from airmoe_ray.data.scene_geometry import Camera, Kind, Point, Street
-from airmoe_ray.data.scene_painter import Painter
-from airmoe_ray.data.scene_street_life import bush, lamp_post, person, sign, tree
-from airmoe_ray.data.scene_vehicles import car, crossing_car, draw_paint, tone, van
+from airmoe_ray.data.scenes.geometry import Camera, Kind, Point, Street
+from airmoe_ray.data.scenes.painter import Painter
+from airmoe_ray.data.scenes.street_life import bush, lamp_post, person, sign, tree
+from airmoe_ray.data.scenes.vehicles import car, crossing_car, draw_paint, tone, van
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 from airmoe_ray.data.base import ClassTable, Sample
-from airmoe_ray.data.scene_backdrop import draw_backdrop
-from airmoe_ray.data.scene_geometry import Kind, draw_camera, draw_street
-from airmoe_ray.data.scene_painter import Painter
-from airmoe_ray.data.scene_population import Population
-from airmoe_ray.data.scene_weather import WEATHERS, Stage, develop
+from airmoe_ray.data.scenes.backdrop import draw_backdrop
+from airmoe_ray.data.scenes.geometry import Kind, draw_camera, draw_street
+from airmoe_ray.data.scenes.painter import Painter
+from airmoe_ray.data.scenes.population import Population
+from airmoe_ray.data.scenes.weather import WEATHERS, Stage, develop
 
 SCENES_VERSION = 2  # raise it with any change that alters a pixel
 

@@ -4,9 +4,9 @@ from math import cos, pi, sin
 
 from numpy.random import Generator
 
-from airmoe_ray.data.scene_geometry import Kind
-from airmoe_ray.data.scene_painter import Colour, Painter
-from airmoe_ray.data.scene_vehicles import rect, tone
+from airmoe_ray.data.scenes.geometry import Kind
+from airmoe_ray.data.scenes.painter import Colour, Painter
+from airmoe_ray.data.scenes.vehicles import rect, tone
 
 SIGN_COLOURS: tuple[Colour, ...] = (
     (196, 30, 36), (24, 84, 170), (240, 196, 28), (18, 112, 72), (236, 236, 232), (232, 120, 24),

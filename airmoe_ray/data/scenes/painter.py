@@ -6,9 +6,9 @@ import numpy as np
 from numpy.random import Generator
 from PIL import Image, ImageDraw
 
-from airmoe_ray.data.scene_backdrop import Layers
-from airmoe_ray.data.scene_geometry import Camera, Kind, Point
-from airmoe_ray.data.scene_textures import from_picture, leaf_masks, screen_noise, to_picture
+from airmoe_ray.data.scenes.backdrop import Layers
+from airmoe_ray.data.scenes.geometry import Camera, Kind, Point
+from airmoe_ray.data.scenes.textures import from_picture, leaf_masks, screen_noise, to_picture
 
 Colour = tuple[int, int, int]
 World = tuple[float, float, float]
