@@ -1,7 +1,6 @@
 """The `airmoe` command: its verbs, and how mistakes are told."""
 
 import errno
-import os
 import sys
 
 import typer
@@ -42,8 +41,6 @@ app.command("doctor")(doctor)
 
 def run() -> None:
     """Entry point: a user's mistake is one line and exit code 2."""
-    # Before torch is imported: threads that spin while they wait make training ten times slower on a shared machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
     except UserError as error:
