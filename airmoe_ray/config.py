@@ -206,8 +206,8 @@ class TrainConfig(Block):
     check_constraints: bool = False
     """Assert constraints (a)-(f) of the paper's problem on every step (slow, for debugging)."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads; 0 takes all cores. On a machine that others keep busy 1 is faster: threads wait for each other at every
-    operation, and then for the others' turn as well."""
+    """CPU threads; 0 takes all cores. On a machine that others keep busy 1 is faster: threads wait for each other at
+    every operation, and then for the others' turn as well."""
     device: str = "auto"
     """`auto` takes a GPU when there is one; or `cpu`, `cuda:1`, …"""
 
