@@ -23,6 +23,7 @@ class Received:
     signal_BChw: Tensor  # r, complex (air) or real (ideal, digital)
     error_energy_B: Tensor  # ||Re n||^2, or the quantisation error's energy
     clean_energy_B: Tensor  # ||Re(r - n)||^2, so that NMSE = error / clean
+    lost_BK: Tensor | None = None  # who fell silent between report and transmission; None: nobody
 
 
 def noise_power(config: ChannelConfig) -> float:

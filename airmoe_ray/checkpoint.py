@@ -12,7 +12,6 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -20,10 +19,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from airmoe_ray import __version__
+from airmoe_ray.clients import LocalClients
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import parse_config, read_yaml, to_yaml
 from airmoe_ray.errors import CheckpointError
 from airmoe_ray.moe import AirMoE
+from airmoe_ray.query import Query
 
 FORMAT = 1
 
@@ -42,6 +43,12 @@ class ModelCard:
     torch_version: str = str(torch.__version__)
     format: int = FORMAT
 
+    @property
+    def dilation_rates(self) -> tuple[int, int, int]:
+        """Dilations of the experts' three 3x3 branches."""
+        first, second, third = self.dilations
+        return first, second, third
+
 
 @dataclass
 class TrainerState:
@@ -52,17 +59,17 @@ class TrainerState:
     optimizer: dict[str, Tensor]
 
 
-def cloud_tensors(model: AirMoE) -> dict[str, Tensor]:
+def cloud_tensors(query: Query) -> dict[str, Tensor]:
     """The cloud's trainable part: the query."""
-    return {f"query.{name}": value for name, value in model.query.state_dict().items()}
+    return {f"query.{name}": value for name, value in query.state_dict().items()}
 
 
-def expert_tensors(model: AirMoE, client: int) -> dict[str, Tensor]:
-    """Everything one client owns: expert, psi, FRL."""
-    count = int(model.clients.frl.valid_NM[client].sum())
-    tensors = {f"expert.{name}": value for name, value in model.clients.experts[client].state_dict().items()}
-    tensors["frl.prototypes"] = model.clients.frl.prototypes_NMd.detach()[client, :count]
-    tensors["frl.importance"] = model.clients.frl.importance_NM[client, :count]
+def expert_tensors(clients: LocalClients, index: int) -> dict[str, Tensor]:
+    """Everything the client at `index` of these owns: expert, psi, FRL."""
+    count = int(clients.frl.valid_NM[index].sum())
+    tensors = {f"expert.{name}": value for name, value in clients.experts[index].state_dict().items()}
+    tensors["frl.prototypes"] = clients.frl.prototypes_NMd.detach()[index, :count]
+    tensors["frl.importance"] = clients.frl.importance_NM[index, :count]
     return tensors
 
 
@@ -99,7 +106,7 @@ def load_checkpoint(folder: Path) -> tuple[Config, ModelCard]:
 
 def load_weights(folder: Path, model: AirMoE) -> None:
     """Fill a model from its checkpoint; every tensor must be there in the right shape."""
-    _assign(cloud_tensors(model), folder / "cloud.safetensors")
+    _assign(cloud_tensors(model.query), *_read(folder / "cloud.safetensors"))
     clients = len(model.clients.experts)
     found = len(list((folder / "experts").glob("expert_*.safetensors")))
     if found != clients:
@@ -107,7 +114,33 @@ def load_weights(folder: Path, model: AirMoE) -> None:
             f"{folder}: holds {found} experts, the configuration asks for {clients}; use the run's own"
         )
     for j in range(clients):
-        _assign(expert_tensors(model, j), expert_file(folder, j))
+        _assign(expert_tensors(model.clients, j), *_read(expert_file(folder, j)))
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of one checkpoint file, for whoever loads it elsewhere."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; the checkpoint is incomplete, copy it again or retrain") from None
+
+
+def parse_tensors(content: bytes, source: str) -> dict[str, Tensor]:
+    """Tensors of a checkpoint file's bytes; `source` names it in errors."""
+    try:
+        return safetensors.torch.load(content)
+    except SafetensorError as error:
+        raise CheckpointError(f"{source}: cannot be read ({error}); the checkpoint is broken") from None
+
+
+def load_cloud(query: Query, content: bytes, source: str) -> None:
+    """Fill the cloud's query from the bytes of `cloud.safetensors`."""
+    _assign(cloud_tensors(query), parse_tensors(content, source), source)
+
+
+def load_client(clients: LocalClients, index: int, content: bytes, source: str) -> None:
+    """Fill the client at `index` from the bytes of its own file."""
+    _assign(expert_tensors(clients, index), parse_tensors(content, source), source)
 
 
 def load_trainer_state(folder: Path) -> TrainerState:
@@ -117,7 +150,7 @@ def load_trainer_state(folder: Path) -> TrainerState:
         epoch, step = int(state["epoch"]), int(state["step"])
     except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(f"{folder}: has no trainer state to resume from") from None
-    return TrainerState(epoch, step, _read(folder / "trainer" / "optimizer.safetensors"))
+    return TrainerState(epoch, step, _read(folder / "trainer" / "optimizer.safetensors")[0])
 
 
 def expert_file(folder: Path, client: int) -> Path:
@@ -139,9 +172,9 @@ def _write_all(fresh: Path, model: AirMoE, card: ModelCard, state: TrainerState 
     (fresh / "experts").mkdir(parents=True)
     _write(fresh / "config.yaml", to_yaml(model.config).encode())
     _write(fresh / "model.json", json.dumps(asdict(card), indent=1).encode())
-    _write(fresh / "cloud.safetensors", _serialise(cloud_tensors(model)))
+    _write(fresh / "cloud.safetensors", _serialise(cloud_tensors(model.query)))
     for j in range(len(model.clients.experts)):
-        _write(expert_file(fresh, j), _serialise(expert_tensors(model, j)))
+        _write(expert_file(fresh, j), _serialise(expert_tensors(model.clients, j)))
     if state is not None:
         (fresh / "trainer").mkdir()
         _write(fresh / "trainer" / "optimizer.safetensors", _serialise(state.optimizer))
@@ -182,25 +215,19 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load_file(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing; the checkpoint is incomplete, copy it again or retrain") from None
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); the checkpoint is broken") from None
+def _read(path: Path) -> tuple[dict[str, Tensor], str]:
+    return parse_tensors(read_file(path), str(path)), str(path)
 
 
 @torch.no_grad()
-def _assign(targets: dict[str, Tensor], path: Path) -> None:
-    stored: dict[str, Any] = _read(path)
+def _assign(targets: dict[str, Tensor], stored: dict[str, Tensor], source: str) -> None:
     for name, target in targets.items():
         if name not in stored or stored[name].shape != target.shape:
             shape = tuple(stored[name].shape) if name in stored else "nothing"
             raise CheckpointError(
-                f"{path}: {name} is {shape}, this configuration needs {tuple(target.shape)}; "
+                f"{source}: {name} is {shape}, this configuration needs {tuple(target.shape)}; "
                 "the checkpoint is of another architecture, use the run's own configuration"
             )
         target.copy_(stored[name])
     for name in stored.keys() - targets.keys():
-        raise CheckpointError(f"{path}: unexpected {name}; the checkpoint is of another architecture")
+        raise CheckpointError(f"{source}: unexpected {name}; the checkpoint is of another architecture")

@@ -217,6 +217,60 @@ class ServeConfig(Block):
 
     resize: Literal["fit", "native"] = "fit"
     """`fit` scales an image to `data.image_size`; `native` keeps its size."""
+    max_batch: Positive = 8
+    """Images of equal padded size and equal settings that go through the system together."""
+    batch_wait_ms: NonNegative = 2.0
+    """How long a request waits for company when the system is busy [ms]; an idle system starts at once."""
+    in_flight: Positive = 3
+    """Batches on their way at once: the cloud works on the next one while experts work on this one."""
+    queue: Positive = 64
+    """Images that may wait; one more is refused with Retry-After."""
+    deadline_s: Annotated[float, Field(gt=0)] = 30.0
+    """Time a request may take, from arrival to answer [s]."""
+    renew_frl: bool = False
+    """Let requests renew the FRLs of the clients they activate, Eq. (5)-(6). Off: strangers must not rewrite a
+    memory unasked. Requests with their own seed never renew."""
+    load_window: Positive = 1000
+    """Images over which routing load and balance are counted."""
+    max_bytes: Positive = 20_000_000
+    """Largest request body [bytes]."""
+    max_pixels: Positive = 50_000_000
+    """Largest image [pixels]."""
+    api_keys: list[str] = []
+    """Keys (`Authorization: Bearer …` or `X-API-Key`) that open every route but health; empty: no key needed."""
+    admin_token: str | None = None
+    """Token of the admin routes; unset: a random one, written for the owner alone into the run's state folder."""
+
+
+class ClusterConfig(Block):
+    """Where clients, cloud and channel live, and how faults among them are met."""
+
+    gpus_per_expert: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    """GPU share of each expert actor; `auto` divides what the cluster has."""
+    gpus_per_cloud: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
+    """GPU share of the cloud actor; `auto` takes one share like an expert's."""
+    placement: Literal["pack", "spread"] = "pack"
+    """`pack` fills node after node, `spread` puts neighbouring experts on different nodes."""
+    storage: str | None = None
+    """Folder that all nodes see: FRL journals live there. Unset: in the run's state folder on each actor's own host."""
+    cloud_threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of the cloud actor for a batch that is alone, 0 for all cores; several at once get one each."""
+    expert_threads: Positive = 1
+    """CPU threads of each expert actor."""
+    call_deadline_s: Annotated[float, Field(gt=0)] = 5.0
+    """A client that does not answer an exchange within this is late, and the round goes on without it [s]."""
+    start_deadline_s: Annotated[float, Field(gt=0)] = 120.0
+    """Time for all actors to become ready [s]."""
+    quarantine_after: Positive = 3
+    """Failures in a row after which a client is left alone until a probe passes."""
+    probe_every_s: Annotated[float, Field(gt=0)] = 1.0
+    """Pause between probes of clients that are not up [s]."""
+    max_replicas: Positive = 1
+    """Most instances of one expert; above 1, hot experts are replicated by load."""
+    hot_load: Annotated[float, Field(gt=1)] = 2.0
+    """Windowed load over the fair share above which an expert is hot."""
+    rebalance_every_s: Annotated[float, Field(gt=0)] = 10.0
+    """Pause between decisions about replicas [s]."""
 
 
 class Config(Block):
@@ -232,6 +286,7 @@ class Config(Block):
     channel: ChannelConfig = ChannelConfig()
     train: TrainConfig = TrainConfig()
     serve: ServeConfig = ServeConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="after")
     def _check_across_blocks(self) -> Self:

@@ -63,8 +63,8 @@ class FeatureRetrievalLibrary(nn.Module):
         return torch.einsum("bd,nmd->bnm", normalize(query_Bd, dim=-1), normalize(p_NMd, dim=-1))
 
     @torch.no_grad()
-    def renew(self, alpha_BNM: Tensor, psi_BNd: Tensor, active_BN: Tensor) -> None:
-        r"""Renew p and w for a batch in sample order, Eq. (5)-(6).
+    def renew(self, alpha_BNM: Tensor, psi_BNd: Tensor, active_BN: Tensor, clients: slice = slice(None)) -> None:
+        r"""Renew p and w of `clients` (all of them) for a batch in sample order, Eq. (5)-(6).
 
         With a_i = eta alpha^(i) for the samples that activated the client and 0 for the others,
 
@@ -75,10 +75,10 @@ class FeatureRetrievalLibrary(nn.Module):
         """
         if self.config.learn == "gradient":
             return
-        weight_BNM = alpha_BNM
+        weight_BNM, valid_NM = alpha_BNM, self.valid_NM[clients]
         if self.config.renewal == "sharp":
             # on the log scale relative to the largest: alpha^8 itself underflows
-            weight_BNM = (SHARP_POWER * alpha_BNM.clamp_min(1e-30).log()).masked_fill(~self.valid_NM, -torch.inf)
+            weight_BNM = (SHARP_POWER * alpha_BNM.clamp_min(1e-30).log()).masked_fill(~valid_NM, -torch.inf)
             weight_BNM = weight_BNM.softmax(dim=-1)
         a_BNM = self.config.eta * weight_BNM * active_BN[..., None]
         kept_BNM = (1 - a_BNM).flip(0).cumprod(0).flip(0)  # prod over l >= i
@@ -86,8 +86,9 @@ class FeatureRetrievalLibrary(nn.Module):
         share_BNM = a_BNM * later_BNM
         psi_BNd = psi_BNd.masked_fill(~active_BN[..., None], 0.0)
         # in place: optimizers and shared snapshots hold on to these very tensors
-        self.prototypes_NMd.mul_(kept_BNM[0][..., None]).add_(torch.einsum("bnm,bnd->nmd", share_BNM, psi_BNd))
-        self.importance_NM.mul_(kept_BNM[0]).add_(share_BNM.sum(dim=0))
+        moved_NMd = torch.einsum("bnm,bnd->nmd", share_BNM, psi_BNd)
+        self.prototypes_NMd[clients].mul_(kept_BNM[0][..., None]).add_(moved_NMd)
+        self.importance_NM[clients].mul_(kept_BNM[0]).add_(share_BNM.sum(dim=0))
 
     @torch.no_grad()
     def project(self) -> None:

@@ -42,11 +42,15 @@ def account(
     top_k: int,
     gains_K: Sequence[float] | None = None,
     snr_db: float | None = None,
+    clients: int | None = None,
     bits: int = BITS_PER_REAL,
 ) -> Ledger:
-    """The ledger of one input with `top_k` transmitting clients whose |gamma_j|^2 are `gains_K`."""
+    """The ledger of one input with `top_k` transmitting clients whose |gamma_j|^2 are `gains_K`.
+
+    `snr_db` and `clients` take the place of the configured SNR and N.
+    """
     cells = grid[0] * grid[1]
-    n, d, d_y = config.experts.count, config.frl.dim, classes * cells
+    n, d, d_y = clients or config.experts.count, config.frl.dim, classes * cells
     digital_bits = config.channel.digital_bits
     tdma_uses = None
     if gains_K is not None:

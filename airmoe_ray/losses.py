@@ -16,6 +16,7 @@ from airmoe_ray.data.base import IGNORE
 from airmoe_ray.frl import FeatureRetrievalLibrary
 from airmoe_ray.moe import AirMoE, AirMoEOutput
 from airmoe_ray.statistics import entropy, js_divergence, norm
+from airmoe_ray.world import Alone, World
 
 
 class LossTerms(NamedTuple):
@@ -33,6 +34,8 @@ def pixel_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Summed cross-entropy over non-void pixels and their (weighted) count: the mean is the caller's to take.
 
+    Several workers divide by the count of all of them.
+
     Labels cover the padded image, void in the padding. Logits go up bilinearly, once, to every `stride`-th pixel.
     """
     labels = labels_BHW[:, stride // 2 :: stride, stride // 2 :: stride].long()
@@ -40,7 +43,7 @@ def pixel_cross_entropy(
     total = cross_entropy(logits, labels, weight=class_weight_C, ignore_index=IGNORE, reduction="sum")
     seen = labels[labels != IGNORE]
     count = seen.new_tensor(len(seen), dtype=total.dtype) if class_weight_C is None else class_weight_C[seen].sum()
-    return total, count.clamp_min(1.0)
+    return total, count
 
 
 def load_balance(mean_prob_N: Tensor) -> Tensor:
@@ -51,26 +54,30 @@ def load_balance(mean_prob_N: Tensor) -> Tensor:
     return math.log(len(mean_prob_N)) - entropy(mean_prob_N)
 
 
-def frl_regulariser(frl: FeatureRetrievalLibrary, alpha_BNM: Tensor) -> Tensor:
+def frl_regulariser(frl: FeatureRetrievalLibrary, alpha_BNM: Tensor, *, share: float = 1.0) -> Tensor:
     r"""L_FRL = sum_jk (||p_jk||^2 + w_jk^2 + sum_i |alpha_jk^i|), Eq. (21).
 
     The last term is the constant N B (alpha is a softmax) and has no gradient; `frl.sparsity: entropy` puts the
-    entropy of alpha in its place, which sharpens the attention.
+    entropy of alpha in its place, which sharpens the attention. `share` of the first two terms, which belong to no
+    sample, is this worker's.
     """
     size = frl.prototypes_NMd.square().sum(dim=-1) + frl.importance_NM.square()
     sparsity = alpha_BNM.abs().sum()
     if frl.config.sparsity == "entropy":
         sparsity = entropy(alpha_BNM).sum()
-    return size.masked_fill(~frl.valid_NM, 0.0).sum() + sparsity
+    return share * size.masked_fill(~frl.valid_NM, 0.0).sum() + sparsity
 
 
-def alignment(query_dist_Bd: Tensor, psi_BKd: Tensor, active_BK: Tensor, *, temperature: float) -> Tensor:
+def alignment(
+    query_dist_Bd: Tensor, psi_BKd: Tensor, active_BK: Tensor, *, temperature: float, world: World | None = None
+) -> Tensor:
     """Mean D_JS(Q || R_j) over the active clients: pulls psi to the query, so that renewed prototypes can be found.
 
     Q is held fixed: the cheapest way to agree would be queries that are all the same.
     """
     delta_BK = js_divergence(query_dist_Bd.detach()[:, None], norm(psi_BKd, temperature))
-    return delta_BK.masked_fill(~active_BK, 0.0).sum() / active_BK.sum()
+    count = (world or Alone()).total(active_BK.sum())
+    return delta_BK.masked_fill(~active_BK, 0.0).sum() / count
 
 
 def objective(
@@ -79,35 +86,53 @@ def objective(
     *,
     config: Config,
     class_weight_C: Tensor | None = None,
+    world: World | None = None,
 ) -> LossTerms:
-    """L = L_CE + lambda_LB L_LB + lambda_FRL L_FRL, Eq. (19), on y^_ota; plus lambda_align mean delta_j."""
-    train = config.train
+    """L = L_CE + lambda_LB L_LB + lambda_FRL L_FRL, Eq. (19), on y^_ota; plus lambda_align mean delta_j.
+
+    With several workers this is one worker's part: counts and u are those of the whole batch, so that gradients add up
+    to those of a single worker with all of it.
+    """
+    train, world = config.train, world or Alone()
     total, count = pixel_cross_entropy(
         output.logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C
     )
-    ce = total / count
-    lb = load_balance(output.routing.prob_BN.mean(dim=0))
-    frl_term = frl_regulariser(output.round.clients.frl, output.round.alpha_BNM)
+    ce = total / world.total(count).clamp_min(1.0)
+    lb = load_balance(_batch_mean(output.routing.prob_BN, world))
+    frl_term = frl_regulariser(output.round.clients.frl, output.round.alpha_BNM, share=1 / world.size)
     align = alignment(
         output.query_dist_Bd,
         output.round.psi_BKd,
         output.routing.active_BK,
         temperature=config.routing.norm_temperature,
+        world=world,
     )
     loss = ce + train.lambda_lb * lb + train.lambda_frl * frl_term + train.lambda_align * align
     return LossTerms(loss, ce, lb, frl_term, align)
 
 
+def _batch_mean(prob_BN: Tensor, world: World) -> Tensor:
+    """u of Eq. (20): the value of the whole batch, with the gradient of this worker's samples."""
+    own_N = prob_BN.sum(dim=0)
+    others_N = world.total(own_N) - own_N.detach()
+    return (own_N + others_N) / world.total(own_N.new_tensor(len(prob_BN)))
+
+
 def shared_objective(
-    model: AirMoE, features_BDhw: Tensor, labels_BHW: Tensor, *, class_weight_C: Tensor | None = None
+    model: AirMoE,
+    features_BDhw: Tensor,
+    labels_BHW: Tensor,
+    *,
+    class_weight_C: Tensor | None = None,
+    world: World | None = None,
 ) -> LossTerms:
     """The loss of one expert that learns for all: cross-entropy on its own output, psi pulled towards the query."""
-    train = model.config.train
+    train, world = model.config.train, world or Alone()
     with torch.no_grad():
         query_dist_Bd = model.query(features_BDhw)
     logits_BChw, psi_Bd = model.clients.experts[0](features_BDhw)
     total, count = pixel_cross_entropy(logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C)
     everyone_B1 = torch.ones_like(psi_Bd[:, :1], dtype=torch.bool)
-    align = alignment(query_dist_Bd, psi_Bd[:, None], everyone_B1, temperature=model.query.temperature)
-    ce, zero = total / count, torch.zeros_like(total)
+    align = alignment(query_dist_Bd, psi_Bd[:, None], everyone_B1, temperature=model.query.temperature, world=world)
+    ce, zero = total / world.total(count).clamp_min(1.0), torch.zeros_like(total)
     return LossTerms(ce + train.lambda_align * align, ce, zero, zero, align)

@@ -5,7 +5,7 @@ Suffixes: B inputs, N clients, K routed, M prototypes, d statistic, D features, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from airmoe_ray.aggregation import fusion_weights, receive
 from airmoe_ray.channel import Received
-from airmoe_ray.clients import LocalClients, LocalRound
+from airmoe_ray.clients import LocalClients, LocalRound, Reading, Report
 from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
 from airmoe_ray.power import receive_scale
 from airmoe_ray.query import Query
@@ -24,20 +24,20 @@ from airmoe_ray.routing import Routing, keep_strongest, route, truncate
 class Round(Protocol):
     """One batch, from the clients' side: one method per exchange. What a client knows stays with the client."""
 
-    def read(self, query_dist_Bd: Tensor) -> tuple[Tensor, Tensor]:
-        """All N: statistic P_j (B, N, d), Eq. (3)-(4), (7), and the bit "in deep fade" (B, N)."""
+    def read(self, query_dist_Bd: Tensor) -> Reading:
+        """All N: statistic P_j, Eq. (3)-(4), (7), and the bit "in deep fade"."""
         ...
 
     def gains(self, selected_BK: Tensor) -> Tensor:
         """|gamma_j|^2 of routed clients; asked only where all of them faded."""
         ...
 
-    def forward(self, features_BDhw: Tensor, query_dist_Bd: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-        """Routed clients run their experts; they report delta_j and c_j (B, K), Eq. (11)-(14), (17)."""
+    def forward(self, features_BDhw: Tensor, query_dist_Bd: Tensor, routing: Routing) -> Report:
+        """Routed clients run their experts; they report delta_j and c_j, Eq. (11)-(14), (17)."""
         ...
 
     def transmit(self, beta_BK: Tensor, rho_B: Tensor) -> Received:
-        """Routed clients transmit at once, Eq. (16)-(17)."""
+        """Clients with a weight transmit at once, Eq. (16)-(17)."""
         ...
 
     def renew(self) -> None:
@@ -78,26 +78,43 @@ def collaborate(
     *,
     routing_config: RoutingConfig,
     channel: ChannelConfig,
-    priority_BN: Tensor | None = None,
+    seed: int,
 ) -> AirMoEOutput[R_co]:
     """Algorithm 1 for one mini-batch, from the broadcast of (Q, F) to the fused logits."""
     round_ = clients.begin(ids_B, channel)
 
-    stat_BNd, faded_BN = round_.read(query_dist_Bd)  # Eq. (3)-(4), (7)
-    routing = route(query_dist_Bd, stat_BNd, config=routing_config, priority_BN=priority_BN)  # Eq. (8)-(10)
-    routing = truncate(routing, faded_BN, channel.truncation)
+    reading = round_.read(query_dist_Bd)  # Eq. (3)-(4), (7)
+    routing = route(  # Eq. (8)-(10)
+        query_dist_Bd,
+        reading.stat_BNd,
+        config=routing_config,
+        priority_BN=_random_priority(reading.stat_BNd, ids_B, seed) if routing_config.rule == "random" else None,
+        present_N=reading.present_N,
+    )
+    routing = truncate(routing, reading.faded_BN, channel.truncation)
     if routing.all_faded_B.any():
         routing = keep_strongest(routing, round_.gains(routing.selected_BK))
 
-    delta_BK, capacity_BK = round_.forward(features_BDhw, query_dist_Bd, routing)  # Eq. (11)-(14)
-    beta_BK = fusion_weights(delta_BK, routing.active_BK, routing_config)  # Eq. (15)
-    rho_B = receive_scale(capacity_BK, beta_BK, routing.active_BK)  # Eq. (17)
-    if not channel.rho_grad:
-        rho_B = rho_B.detach()
-    received = round_.transmit(beta_BK, rho_B)  # Eq. (16)
+    delta_BK, capacity_BK, routing = round_.forward(features_BDhw, query_dist_Bd, routing)  # Eq. (11)-(14)
+    while True:
+        beta_BK = fusion_weights(delta_BK, routing.active_BK, routing_config)  # Eq. (15)
+        rho_B = receive_scale(capacity_BK, beta_BK, routing.active_BK)  # Eq. (17)
+        if not channel.rho_grad:
+            rho_B = rho_B.detach()
+        received = round_.transmit(beta_BK, rho_B)  # Eq. (16)
+        if received.lost_BK is None:
+            break
+        # weights must sum to 1 over those who are heard: the survivors renormalise and transmit again
+        routing = replace(routing, active_BK=routing.active_BK & ~received.lost_BK)
     logits_BChw = receive(received.signal_BChw, rho_B) if channel.kind == "air" else received.signal_BChw  # Eq. (18)
     nmse_B = received.error_energy_B / received.clean_energy_B.clamp_min(torch.finfo(logits_BChw.dtype).tiny)
     return AirMoEOutput(logits_BChw, query_dist_Bd, routing, delta_BK, beta_BK, rho_B, nmse_B, round_)
+
+
+def _random_priority(stat_BNd: Tensor, ids_B: Sequence[int], seed: int) -> Tensor:
+    """The control: an order of clients that has nothing to do with their statistics."""
+    draws = complex_normal_BN(ids_B, stat_BNd.shape[1], seed=seed, purpose="random-routing")
+    return torch.from_numpy(draws.real).to(stat_BNd)
 
 
 class AirMoE(nn.Module):
@@ -123,18 +140,12 @@ class AirMoE(nn.Module):
         channel: ChannelConfig | None = None,
     ) -> AirMoEOutput[LocalRound]:
         """Query, Eq. (2), then `collaborate`; `routing_config` and `channel` take the place of the configured ones."""
-        routing_config = routing_config or self.config.routing
-        query_dist_Bd = self.query(features_BDhw)
-        priority_BN = None
-        if routing_config.rule == "random":
-            draws = complex_normal_BN(ids_B, self.config.experts.count, seed=self.config.seed, purpose="random-routing")
-            priority_BN = torch.from_numpy(draws.real).to(query_dist_Bd)
         return collaborate(
-            query_dist_Bd,
+            self.query(features_BDhw),
             features_BDhw,
             ids_B,
             self.clients,
-            routing_config=routing_config,
+            routing_config=routing_config or self.config.routing,
             channel=channel or self.config.channel,
-            priority_BN=priority_BN,
+            seed=self.config.seed,
         )

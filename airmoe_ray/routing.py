@@ -38,19 +38,28 @@ def score(js_BN: Tensor, config: RoutingConfig) -> Tensor:
 
 
 def route(
-    query_dist_Bd: Tensor, stat_BNd: Tensor, *, config: RoutingConfig, priority_BN: Tensor | None = None
+    query_dist_Bd: Tensor,
+    stat_BNd: Tensor,
+    *,
+    config: RoutingConfig,
+    priority_BN: Tensor | None = None,
+    present_N: Tensor | None = None,
 ) -> Routing:
     """Eq. (8)-(10): divergences, scores, probabilities and S = TopK(pi), with nobody truncated yet.
 
     Stable sort: ties go to the lower client id. `priority_BN` takes the place of the score in the sort (the random
-    control).
+    control). Clients that are not `present_N` have no statistic: they score -inf and are never selected.
     """
     js_BN = js_divergence(query_dist_Bd[:, None], stat_BNd)
     score_BN = score(js_BN, config)
     # s is sorted rather than pi: the order is the same, and probabilities that round to 0 would tie
     key_BN = score_BN if priority_BN is None else priority_BN
+    top_k = config.top_k
+    if present_N is not None:
+        score_BN, key_BN = (x.masked_fill(~present_N, -torch.inf) for x in (score_BN, key_BN))
+        top_k = min(top_k, int(present_N.sum()))
     order_BN = torch.sort(key_BN.detach(), dim=-1, descending=True, stable=True).indices
-    selected_BK = order_BN[:, : config.top_k]
+    selected_BK = order_BN[:, :top_k]
     return Routing(
         js_BN=js_BN,
         score_BN=score_BN,
@@ -84,3 +93,21 @@ def keep_strongest(routing: Routing, gain_BK: Tensor) -> Routing:
         transmit_BK=torch.where(rescue_B1, routing.selected_BK, routing.transmit_BK),
         active_BK=torch.where(rescue_B1, strongest_BK, routing.active_BK),
     )
+
+
+def replace_lost(routing: Routing, lost_BK: Tensor, usable_BN: Tensor) -> Routing:
+    """Routed clients that were lost before transmission make room for the next best usable ones, or stay silent.
+
+    Rank by rank, best first, so that two lost clients of one input get two different substitutes.
+    """
+    rows_B = torch.arange(len(lost_BK), device=lost_BK.device)
+    transmit_BK, active_BK = routing.transmit_BK.clone(), routing.active_BK & ~lost_BK
+    free_BN = usable_BN.scatter(1, routing.transmit_BK, False)
+    free_BN = free_BN.gather(1, routing.order_BN)  # best first from here on
+    for k in range(lost_BK.shape[1]):
+        found_B = lost_BK[:, k] & free_BN.any(dim=-1)
+        place_B = free_BN.int().argmax(dim=-1)
+        transmit_BK[:, k] = torch.where(found_B, routing.order_BN[rows_B, place_B], transmit_BK[:, k])
+        active_BK[:, k] |= found_B
+        free_BN[rows_B, place_B] &= ~found_B
+    return replace(routing, transmit_BK=transmit_BK, active_BK=active_BK)

@@ -5,6 +5,7 @@ DIR/config.yaml  DIR/metrics.jsonl  DIR/summary.json (once finished)  DIR/checkp
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from airmoe_ray.checkpoint import ModelCard, save_checkpoint
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.data import SegmentationDataset, held_out, open_dataset
+from airmoe_ray.data.base import ClassTable
 from airmoe_ray.data.transforms import parse_view
 from airmoe_ray.device import pick_device
 from airmoe_ray.errors import UserError
@@ -30,6 +32,7 @@ from airmoe_ray.run_folder import append_row, begin_folder, restore, stored_summ
 from airmoe_ray.sources import CachedSource, OnlineSource, Source
 from airmoe_ray.training import Schedule, Trainer, class_weights
 from airmoe_ray.warm_start import client_data, fill_libraries, pooled_features
+from airmoe_ray.world import Alone, World, first_then_others
 
 
 class Reporter(Protocol):
@@ -76,29 +79,43 @@ class Run:
     start_epoch: int = 0
 
 
-def train_run(config: Config, folder: Path, *, resume: bool = False, report: Reporter | None = None) -> dict[str, Any]:
-    """Train to the end and return the summary that is also written to `summary.json`."""
-    report = report or Silent()
+def train_run(
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool = False,
+    report: Reporter | None = None,
+    world: World | None = None,
+    after_epoch: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> dict[str, Any]:
+    """Train to the end and return the summary that is also written to `summary.json`.
+
+    Each of several workers calls this; the first one writes files and reports.
+    """
+    world = world or Alone()
+    report = (report if world.rank == 0 else None) or Silent()
     begun = time.monotonic()
-    run = open_run(config, folder, resume=resume, report=report)
+    run = open_run(config, folder, resume=resume, report=report, world=world)
     if run.start_epoch == config.train.epochs:
         report.line(f"{folder}: all {config.train.epochs} epochs are trained, nothing is left to do")
         return stored_summary(folder)
     row: dict[str, Any] = {}
     for epoch in range(run.start_epoch, config.train.epochs):
         row = train_epoch(run, epoch, report)
-        append_row(
-            folder, row
-        )  # before the checkpoint: a resumed run drops rows it will write again, but cannot add any
-        if (epoch + 1) % config.train.checkpoint_every == 0 or epoch + 1 == config.train.epochs:
-            save_checkpoint(folder / "checkpoint", run.trainer.model, run.card, run.trainer.state(epoch=epoch + 1))
+        if world.rank == 0:
+            append_row(folder, row)  # before the checkpoint: a resumed run drops rows it will write again
+            if (epoch + 1) % config.train.checkpoint_every == 0 or epoch + 1 == config.train.epochs:
+                save_checkpoint(folder / "checkpoint", run.trainer.model, run.card, run.trainer.state(epoch=epoch + 1))
+        after_epoch(row)
     summary = {"epochs": config.train.epochs, "seconds": round(time.monotonic() - begun, 1), "last": row}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+    if world.rank == 0:
+        (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     return summary
 
 
-def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter) -> Run:
+def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter, world: World | None = None) -> Run:
     """Check what can be checked before the work starts, then build or restore everything."""
+    world = world or Alone()
     check_budget(config)
     for view in config.data.views:
         parse_view(view)
@@ -107,18 +124,43 @@ def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter) ->
     val_dataset = held_out(config.data, dataset)
     warm = config.train.warm_start.enabled and not resume
     clients_data = client_data([dataset.domain_of(i) for i in range(len(dataset))], config) if warm else []
-    begin_folder(folder, config, resume=resume)
+    if world.rank == 0:
+        begin_folder(folder, config, resume=resume)
     backbone = load_backbone(config.backbone).to(device)
-    source = _open_source(dataset, backbone, config, report)
     validation = None
-    if val_dataset is None:
-        report.line("no held-out images, so no validation during training; data.val_fraction holds some out")
-    else:
-        bar = report.progress("features (validation)")
-        validation = (cached_features(val_dataset, backbone, config, "identity", progress=bar), val_dataset)
+    with first_then_others(world):
+        source = _open_source(dataset, backbone, config, report)
+        if val_dataset is None:
+            report.line("no held-out images, so no validation during training; data.val_fraction holds some out")
+        else:
+            bar = report.progress("features (validation)")
+            validation = (cached_features(val_dataset, backbone, config, "identity", progress=bar), val_dataset)
     dilations = dilations_for(config.experts, max(max(grid) for grid in source.grids))
     classes = dataset.classes
-    card = ModelCard(
+    card = model_card(classes, backbone, dilations)
+    model = AirMoE(config, feature_dim=backbone.dim, classes=len(classes.names), dilations=dilations).to(device)
+    schedule = Schedule(source, config, world)
+    weight_C = class_weights(source, len(classes.names), config.train.class_balance)
+    trainer = Trainer(
+        model,
+        config,
+        total_steps=schedule.steps_per_epoch() * config.train.epochs,
+        class_weight_C=None if weight_C is None else weight_C.to(device),
+        world=world,
+    )
+    start_epoch = 0
+    if resume:
+        start_epoch = restore(folder, trainer, card)
+    elif warm:
+        fill_libraries(model, pooled_features(source), clients_data, config)
+    if world.rank == 0:
+        (folder / "config.yaml").write_text(to_yaml(config))
+    return Run(config, folder, card, trainer, schedule, validation, device, start_epoch)
+
+
+def model_card(classes: ClassTable, backbone: Backbone, dilations: Sequence[int]) -> ModelCard:
+    """`model.json` of a model on these classes and features."""
+    return ModelCard(
         classes=list(classes.names),
         palette=[list(colour) for colour in classes.palette],
         feature_dim=backbone.dim,
@@ -126,22 +168,6 @@ def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter) ->
         backbone_name=backbone.name,
         backbone_fingerprint=backbone.fingerprint,
     )
-    model = AirMoE(config, feature_dim=backbone.dim, classes=len(classes.names), dilations=dilations).to(device)
-    schedule = Schedule(source, config)
-    weight_C = class_weights(source, len(classes.names), config.train.class_balance)
-    trainer = Trainer(
-        model,
-        config,
-        total_steps=schedule.steps_per_epoch() * config.train.epochs,
-        class_weight_C=None if weight_C is None else weight_C.to(device),
-    )
-    start_epoch = 0
-    if resume:
-        start_epoch = restore(folder, trainer, card)
-    elif warm:
-        fill_libraries(model, pooled_features(source), clients_data, config)
-    (folder / "config.yaml").write_text(to_yaml(config))
-    return Run(config, folder, card, trainer, schedule, validation, device, start_epoch)
 
 
 def _open_source(dataset: SegmentationDataset, backbone: Backbone, config: Config, report: Reporter) -> Source:
@@ -168,7 +194,7 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
         result = run.trainer.step(batch)
         terms += torch.stack(result.loss).cpu()
         selected_N += np.bincount(result.selected_BK.cpu().numpy().ravel(), minlength=len(selected_N))
-        images += len(batch.ids_B)
+        images += result.images
         if not terms[0].isfinite():
             raise UserError(
                 f"the loss is not finite in step {step + 1} of epoch {epoch + 1}; lower train.lr or set train.grad_clip"
@@ -176,6 +202,7 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
         report.note(f"loss {float(result.loss.total):.3f}  {images / (time.monotonic() - begun):.1f} images/s")
         bar(step + 1, steps)
     run.trainer.end_epoch()
+    selected_N = run.trainer.world.total(torch.from_numpy(selected_N)).numpy()
     seconds = time.monotonic() - begun
     names = ("loss", "ce", "lb", "frl", "align")
     row: dict[str, Any] = {"epoch": epoch + 1, **dict(zip(names, (terms / steps).tolist(), strict=True))}
@@ -183,7 +210,7 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
     if selected_N.any():  # else one expert learned for all, and nobody was routed
         load = (selected_N / selected_N.mean()).round(3).tolist()
         row |= {"balancedness": balancedness(selected_N), "load": load}
-    if run.validation is not None:
+    if run.validation is not None and run.trainer.world.rank == 0:
         scores = validate(run.trainer.model, *run.validation)
         row |= {"miou": scores["miou"], "nmi": scores["routing"]["nmi_domain_expert"]}
     report.line(describe(row, run.config.train.epochs))

@@ -22,6 +22,7 @@ from airmoe_ray.losses import LossTerms, objective, shared_objective
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.rng import generator, training_id
 from airmoe_ray.sources import Source
+from airmoe_ray.world import Alone, World, shard
 
 
 class Batch(NamedTuple):
@@ -38,6 +39,7 @@ class StepResult(NamedTuple):
     loss: LossTerms
     selected_BK: Tensor
     active_BK: Tensor  # who ran and transmitted
+    images: int  # of all workers
 
     @property
     def forwards(self) -> int:
@@ -49,9 +51,16 @@ class Trainer:
     """A model with its optimizers: Adam for experts, psi and query; plain SGD for prototypes."""
 
     def __init__(
-        self, model: AirMoE, config: Config, *, total_steps: int, class_weight_C: Tensor | None = None
+        self,
+        model: AirMoE,
+        config: Config,
+        *,
+        total_steps: int,
+        class_weight_C: Tensor | None = None,
+        world: World | None = None,
     ) -> None:
         self.model, self.config, self.total_steps = model, config, total_steps
+        self.world = world or Alone()
         self.class_weight_C = class_weight_C
         self.step_count = 0
         self.shared_steps = round(total_steps * config.train.warm_start.shared_epochs / config.train.epochs)
@@ -77,23 +86,31 @@ class Trainer:
         output = self.model(batch.features_BDhw, batch.ids_B)
         if self.config.train.check_constraints:
             check_constraints(output, self.config)
-        loss = objective(output, batch.labels_BHW, config=self.config, class_weight_C=self.class_weight_C)
+        loss = objective(
+            output, batch.labels_BHW, config=self.config, class_weight_C=self.class_weight_C, world=self.world
+        )
         self._descend(loss)
         self.model.clients.frl.project()
-        output.round.renew()
-        return StepResult(_detach(loss), output.routing.selected_BK, output.routing.active_BK)
+        output.round.renew(self.world)
+        routing = output.routing
+        return StepResult(self._whole(loss), routing.selected_BK, routing.active_BK, self._images(batch))
 
     def _shared_step(self, batch: Batch) -> StepResult:
         """One expert learns for all; `end_epoch` hands it out."""
-        loss = shared_objective(self.model, batch.features_BDhw, batch.labels_BHW, class_weight_C=self.class_weight_C)
+        loss = shared_objective(
+            self.model, batch.features_BDhw, batch.labels_BHW, class_weight_C=self.class_weight_C, world=self.world
+        )
         self._descend(loss)
         nobody_BK = torch.empty(0, dtype=torch.int64)
-        return StepResult(_detach(loss), nobody_BK, torch.ones(len(batch.ids_B), 1, dtype=torch.bool))
+        return StepResult(
+            self._whole(loss), nobody_BK, torch.ones(len(batch.ids_B), 1, dtype=torch.bool), self._images(batch)
+        )
 
     def _descend(self, loss: LossTerms) -> None:
         for optimizer in self._optimizers():
             optimizer.zero_grad(set_to_none=True)  # None, not 0: an expert without a sample must not move
         loss.total.backward()
+        self.world.add_gradients(self.model.parameters())
         if self.config.train.grad_clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.grad_clip)
         for optimizer in self._optimizers():
@@ -135,6 +152,16 @@ class Trainer:
             dtype = value.dtype if moment == "step" else parameter.dtype
             self.adam.state[parameter][moment] = value.to(parameter.device, dtype)
 
+    def _whole(self, loss: LossTerms) -> LossTerms:
+        """The terms of the whole batch: parts add up, but for the load balance, which everybody has whole."""
+        ce, frl, align = self.world.total(torch.stack([loss.ce.detach(), loss.frl.detach(), loss.align.detach()]))
+        train, lb = self.config.train, loss.lb.detach()
+        total = ce + train.lambda_lb * lb + train.lambda_frl * frl + train.lambda_align * align
+        return LossTerms(total, ce, lb, frl, align)
+
+    def _images(self, batch: Batch) -> int:
+        return int(self.world.total(torch.tensor(len(batch.ids_B), device=batch.features_BDhw.device)))
+
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.adam] if self.sgd is None else [self.adam, self.sgd]
 
@@ -142,10 +169,6 @@ class Trainer:
         factor = learning_rate_factor(self.step_count, self.total_steps, self.config.train)
         for group in self.adam.param_groups:
             group["lr"] = self.config.train.lr * factor * group["factor"]
-
-
-def _detach(loss: LossTerms) -> LossTerms:
-    return LossTerms(*(term.detach() for term in loss))
 
 
 def learning_rate_factor(step: int, total: int, config: TrainConfig) -> float:
@@ -162,18 +185,20 @@ def learning_rate_factor(step: int, total: int, config: TrainConfig) -> float:
 class Schedule:
     """Which samples make up each batch of each epoch: a function of (seed, epoch) alone."""
 
-    def __init__(self, source: Source, config: Config) -> None:
-        self.source, self.config = source, config
+    def __init__(self, source: Source, config: Config, world: World | None = None) -> None:
+        self.source, self.config, self.world = source, config, world or Alone()
 
     def steps_per_epoch(self) -> int:
         """Batches per epoch; the last one of each image shape may be smaller."""
         return len(self._order(0))
 
     def batches(self, epoch: int, *, device: torch.device) -> Iterator[Batch]:
-        """The batches of one epoch."""
-        for indices in self._order(epoch):
-            features, labels = self.source.batch(epoch, indices)
-            yield Batch(features.to(device), labels.to(device), [training_id(epoch, i) for i in indices])
+        """This worker's parts of the batches of one epoch."""
+        for whole in self._order(epoch):
+            indices = shard(whole, self.world)
+            features, labels = self.source.batch(epoch, indices or whole[:1])
+            part = slice(len(indices))  # nothing, where there are fewer samples than workers
+            yield Batch(features[part].to(device), labels[part].to(device), [training_id(epoch, i) for i in indices])
 
     def _order(self, epoch: int) -> list[list[int]]:
         rng, size = generator(self.config.seed, "order", epoch), self.config.train.batch_size
