@@ -1,1 +1,5 @@
-"""The algorithm across processes and machines. Nothing lives here yet: `airmoe_ray` runs whole in one process."""
+"""The algorithm across processes and machines: clients, cloud and channel as Ray actors.
+
+`clients.py` is the seam of `airmoe_ray.moe` over Ray; `system.py` makes the actors, `supervisor.py` keeps them whole,
+`orchestrator.py` puts requests through them.
+"""

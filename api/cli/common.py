@@ -18,6 +18,8 @@ SetOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
 
+DEFAULT_PORT = 8000
+
 # People's output of long work goes to stderr, so that stdout holds the result and nothing else.
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False, soft_wrap=True)

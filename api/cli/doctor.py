@@ -15,7 +15,7 @@ from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
 from airmoe_ray.errors import UserError
 from airmoe_ray.ledger import check_budget
-from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, stdout
+from api.cli.common import DEFAULT_PORT, ConfigOption, JsonOption, SetOption, print_json, stdout
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,18 @@ def doctor(
     overrides: SetOption = [],  # noqa: B006  typer copies it
     as_json: JsonOption = False,
 ) -> None:
-    """Check Python, torch, the backbone, the dataset and disk; exit code 1 if something needs attention."""
+    """Check Python, torch, Ray, GPUs, the backbone, the dataset, disk and port; exit code 1 if one needs attention."""
     settings = load_config(config, overrides)
     checks: dict[str, Callable[[], str]] = {
         "python": _python,
         "torch": _torch,
+        "ray": _ray,
+        "placement": lambda: _placement(settings),
         "backbone": lambda: _backbone(settings),
         "dataset": lambda: _dataset(settings),
         "routing budget": lambda: _budget(settings),
         "cache folder": lambda: _cache(settings),
+        "port": lambda: _port(settings),
     }
     findings = [_run(name, check) for name, check in checks.items()]
     if as_json:
@@ -72,6 +75,36 @@ def _torch() -> str:
     gpus = torch.cuda.device_count()
     hardware = ", ".join(torch.cuda.get_device_name(i) for i in range(gpus)) if gpus else f"CPU, {os.cpu_count()} cores"
     return f"{torch.__version__} on {hardware}"
+
+
+def _ray() -> str:
+    import ray
+
+    memory = shutil.disk_usage("/dev/shm" if os.path.isdir("/dev/shm") else "/tmp")
+    if memory.free < 1 << 30:
+        raise UserError(
+            f"{memory.free / 1e9:.1f} GB of shared memory are free, Ray's object store wants 1; enlarge /dev/shm "
+            "(docker: --shm-size=2g)"
+        )
+    return f"{ray.__version__}, {memory.free / 1e9:.0f} GB of shared memory"
+
+
+def _placement(config: Config) -> str:
+    import torch
+
+    from actors.placement import Node, plan
+
+    here = Node(cpus=float(os.cpu_count() or 1), gpus=float(torch.cuda.device_count()))
+    shares = plan(config.cluster, config.experts.count, [here])
+    gpu = f"{shares.gpus_per_expert:g} GPU each" if shares.gpus_per_expert else "on the CPU"
+    return f"{config.experts.count} experts {gpu} fit on this machine"
+
+
+def _port(config: Config) -> str:
+    from api.server import check_bind
+
+    check_bind(config, "127.0.0.1", DEFAULT_PORT)
+    return f"{DEFAULT_PORT} is free"
 
 
 def _backbone(config: Config) -> str:

@@ -6,11 +6,15 @@ import sys
 import typer
 
 from airmoe_ray.errors import UserError
+from api.cli.bench import bench
+from api.cli.chaos import chaos
+from api.cli.client import scale, segment, status
 from api.cli.common import stderr
 from api.cli.config import config_
 from api.cli.doctor import doctor
 from api.cli.evaluate import eval_
 from api.cli.pretrain import pretrain
+from api.cli.serve import serve
 from api.cli.train import train
 
 _DISK_TROUBLE = (
@@ -34,6 +38,12 @@ app = typer.Typer(
 )
 app.command("train")(train)
 app.command("eval")(eval_)
+app.command("serve")(serve)
+app.command("segment")(segment)
+app.command("status")(status)
+app.command("scale")(scale)
+app.command("bench")(bench)
+app.command("chaos")(chaos)
 app.command("config")(config_)
 app.command("pretrain")(pretrain)
 app.command("doctor")(doctor)
@@ -54,3 +64,7 @@ def run() -> None:
             f"airmoe: {place}{error.strerror}; make room or choose another place", markup=False, soft_wrap=True
         )
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    run()

@@ -18,6 +18,12 @@ def train(
         bool,
         typer.Option("--resume", help="Continue from the last checkpoint, with the learning rate of its new epochs."),
     ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Train on Ray with this many workers that share each batch; the curve is that of one."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model; writes DIR/{config.yaml,metrics.jsonl,summary.json,checkpoint/}."""
@@ -32,7 +38,14 @@ def train(
 
     with terminal() as report:
         try:
-            summary = train_run(settings, run, resume=resume, report=report)
+            if workers is None:
+                summary = train_run(settings, run, resume=resume, report=report)
+            else:
+                from actors.cluster import cluster
+                from actors.trainer import train_on_ray
+
+                with cluster():
+                    summary = train_on_ray(settings, run, workers=workers, resume=resume, report=report)
         except KeyboardInterrupt:
             saved = (run / "checkpoint").exists()
             how = f"`airmoe train --resume --run {run}` goes on" if saved else "no checkpoint yet, start again"

@@ -1,0 +1,53 @@
+"""What can go wrong between processes. Every class survives pickling: one message, no hidden arguments."""
+
+from collections.abc import Mapping
+
+from actors.policy import Fault
+from airmoe_ray.errors import UserError
+
+
+class ClusterError(UserError):
+    """A cluster that cannot be reached, is too small, or refuses us: told before anything runs."""
+
+
+class ServiceError(RuntimeError):
+    """A request that cannot be answered; the message may be shown to whoever sent it."""
+
+
+class NoExpertsError(ServiceError):
+    """No client is able to answer at the moment; `faults` by instance is for the health record."""
+
+    def __init__(self, message: str, faults: Mapping[str, Fault] | None = None) -> None:
+        super().__init__(message, faults)
+        self.faults = dict(faults or {})
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class OverloadedError(ServiceError):
+    """The bounded queue is full."""
+
+
+class DeadlineError(ServiceError):
+    """The request's time is over."""
+
+
+class StoppedError(ServiceError):
+    """The system is shutting down."""
+
+
+class ChannelLostError(RuntimeError):
+    """The channel actor died or hangs; the round can be repeated on the restarted one."""
+
+
+class RosterNeededError(RuntimeError):
+    """The cloud was restarted, or the news of who takes part is still on its way."""
+
+
+class UnknownRoundError(RuntimeError):
+    """An exchange of a round that this actor never began: it was restarted in between."""
+
+
+class InvalidOutputError(RuntimeError):
+    """NaN, Inf or a wrong shape, stopped before the air."""

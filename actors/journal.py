@@ -1,0 +1,161 @@
+"""A client's FRL on disk: an append-only journal of renewals, compacted into snapshots.
+
+A record is what a renewal needs and nothing else: the attention and psi of the samples that activated the client, in
+sample order. Replaying it repeats the very arithmetic of Eq. (5)-(6), so a client killed at any moment comes back bit
+for bit. A record is forced to disk before the answer that caused it leaves.
+
+    header   magic, format, fingerprint of the client's checkpoint file
+    record   length, CRC-32, then: version, B, M, d, alpha (B, M), psi (B, d), little-endian
+"""
+
+import errno
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_MAGIC = b"AMFRL\x00\x00\x01"
+_FRAME = struct.Struct("<II")  # length, CRC-32
+_BODY = struct.Struct("<QIIIc")  # version, B, M, d, number format
+_FORMATS: dict[bytes, np.dtype[np.floating]] = {b"f": np.dtype("<f4"), b"d": np.dtype("<f8")}
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """One batch's renewal of one client."""
+
+    version: int  # of the FRL after it
+    alpha_BM: Array
+    psi_Bd: Array
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A whole FRL after `version` renewals."""
+
+    version: int
+    prototypes_Md: Array
+    importance_M: Array
+
+    def to_bytes(self, fingerprint: bytes) -> bytes:
+        """As a safetensors file that names the checkpoint it belongs to."""
+        tensors = {"prototypes": self.prototypes_Md, "importance": self.importance_M}
+        return safetensors.numpy.save(tensors, {"version": str(self.version), "checkpoint": fingerprint.hex()})
+
+
+class Journal:
+    """The journal and snapshot of one client in `folder`, made for one checkpoint file (`fingerprint`)."""
+
+    def __init__(self, folder: Path, client: int, *, fingerprint: bytes, compact_bytes: int = 1 << 20) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"expert_{client:02d}.journal"
+        self.snapshot_path = folder / f"expert_{client:02d}.snapshot.safetensors"
+        self.fingerprint, self.compact_bytes = fingerprint, compact_bytes
+        self._header = _MAGIC + fingerprint
+        self._file: int | None = None
+
+    def load(self) -> tuple[Snapshot | None, list[Renewal]]:
+        """The last snapshot and the renewals after it; what belongs to another checkpoint is set aside."""
+        snapshot = self._load_snapshot()
+        content = self.path.read_bytes() if self.path.exists() else b""
+        if content[: len(self._header)] != self._header:
+            if content:
+                self.path.rename(self.path.with_suffix(".stale"))
+            self._start()
+            return snapshot, []
+        base = snapshot.version if snapshot else 0
+        renewals, end = [], len(self._header)
+        for renewal, stop in _records(content, end):
+            end = stop
+            if renewal.version > base:
+                renewals.append(renewal)
+        self._file = os.open(self.path, os.O_WRONLY)
+        os.ftruncate(self._file, end)  # a record cut short by a kill was never answered
+        os.lseek(self._file, end, os.SEEK_SET)
+        return snapshot, renewals
+
+    def append(self, renewal: Renewal) -> None:
+        """Write one record and force it to disk."""
+        assert self._file is not None
+        kind = b"d" if renewal.alpha_BM.dtype == np.float64 else b"f"
+        rows, m = renewal.alpha_BM.shape
+        body = _BODY.pack(renewal.version, rows, m, renewal.psi_Bd.shape[1], kind)
+        body += renewal.alpha_BM.astype(_FORMATS[kind]).tobytes() + renewal.psi_Bd.astype(_FORMATS[kind]).tobytes()
+        record = _FRAME.pack(len(body), zlib.crc32(body)) + body
+        start = os.lseek(self._file, 0, os.SEEK_CUR)
+        try:
+            if os.write(self._file, record) < len(record):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fdatasync(self._file)
+        except OSError:  # half a record would hide every later one
+            os.ftruncate(self._file, start)
+            os.lseek(self._file, start, os.SEEK_SET)
+            raise
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time for a snapshot."""
+        return self._file is not None and os.fstat(self._file).st_size > self.compact_bytes
+
+    def compact(self, snapshot: Snapshot) -> bytes:
+        """Put a snapshot in place, then start an empty journal. A kill in between leaves records that `load` skips."""
+        content = snapshot.to_bytes(self.fingerprint)
+        fresh = self.snapshot_path.with_suffix(".partial")
+        with fresh.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(self.snapshot_path)
+        self._start()
+        return content
+
+    def _start(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+        fresh = self.path.with_suffix(".new")
+        self._file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.write(self._file, self._header)
+        os.fsync(self._file)
+        fresh.rename(self.path)
+
+    def _load_snapshot(self) -> Snapshot | None:
+        if not self.snapshot_path.exists():
+            return None
+        snapshot = parse_snapshot(self.snapshot_path.read_bytes(), self.fingerprint)
+        if snapshot is None:
+            self.snapshot_path.rename(self.snapshot_path.with_suffix(".stale"))
+        return snapshot
+
+
+def parse_snapshot(content: bytes, fingerprint: bytes) -> Snapshot | None:
+    """A snapshot from its bytes; None where it belongs to another checkpoint."""
+    size = int.from_bytes(content[:8], "little")
+    facts = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+    if facts.get("checkpoint") != fingerprint.hex():
+        return None
+    tensors = safetensors.numpy.load(content)
+    return Snapshot(int(facts["version"]), tensors["prototypes"], tensors["importance"])
+
+
+def _records(content: bytes, start: int) -> Iterator[tuple[Renewal, int]]:
+    """Whole records and where each ends; stops at the first torn one."""
+    while start + _FRAME.size <= len(content):
+        length, checksum = _FRAME.unpack_from(content, start)
+        end = start + _FRAME.size + length
+        body = content[start + _FRAME.size : end]
+        if not _BODY.size <= length == len(body) or zlib.crc32(body) != checksum:
+            return
+        version, rows, m, d, kind = _BODY.unpack_from(body)
+        numbers = np.frombuffer(body, dtype=_FORMATS[kind], offset=_BODY.size)
+        yield Renewal(version, numbers[: rows * m].reshape(rows, m), numbers[rows * m :].reshape(rows, d)), end
+        start = end

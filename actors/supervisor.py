@@ -1,0 +1,320 @@
+"""Keeps the system whole: health of every host, the roster that rounds use, replicas, snapshots, scaling.
+
+Policy decides (`policy.py`), the supervisor acts. All of it runs on the front end's event loop and never makes a
+request wait.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ray.exceptions import RayError
+
+from actors.host import HostState
+from actors.load import LoadWindow
+from actors.messages import BatchAnswer
+from actors.policy import Fault, Health, State, replicas_wanted
+from actors.roster import Instance, Roster
+from actors.system import System
+from airmoe_ray.errors import UserError
+
+log = logging.getLogger("airmoe")
+_POLL_EVERY_S = 5.0  # how often hosts that are up are asked for their state
+
+
+@dataclass
+class Member:
+    """One host and what is known about it."""
+
+    instance: Instance
+    health: Health = field(default_factory=Health)
+    seen: HostState | None = None
+    probing: bool = False
+
+
+@dataclass(frozen=True)
+class ExpertStatus:
+    """One client, as `status` and metrics show it."""
+
+    id: int
+    state: str
+    node: str | None
+    gpu_ids: list[str]
+    version: int
+    load_ratio: float
+    selected: int
+    restarts: int
+    replicas: int
+    drift: float | None
+    pid: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+class Supervisor:
+    """Members, roster and the loop that mends them."""
+
+    def __init__(self, system: System, hosts: dict[str, tuple[Instance, HostState]]) -> None:
+        self.system, self.config = system, system.config
+        self.total = self.config.experts.count
+        self.load = LoadWindow(self.total, self.config.serve.load_window)
+        self.members = {key: Member(i, Health(State.UP), seen) for key, (i, seen) in hosts.items()}
+        self.in_flight: Counter[int] = Counter()  # batches by the roster they were sent with
+        self.renewals_lost = 0  # renewals that a host lost with its journal, since the last snapshot kept here
+        self._restarts: Counter[int] = Counter()  # by client, of owners
+        self._snapshots: dict[int, tuple[int, bytes]] = {}  # by client: version, bytes
+        self._changed = asyncio.Event()
+        self._version = 0
+        self._published: tuple[Any, ...] = ()
+        self.publish()
+
+    # the roster
+
+    def publish(self) -> None:
+        """Make a new roster if who takes part has changed."""
+        up = tuple(m.instance for m in self.members.values() if m.health.state is State.UP)
+        covered = {client for instance in up for client in instance.clients}
+        missing = {
+            client: fault
+            for client in range(self.total)
+            if client not in covered and (fault := self._fault_of(client)) is not None
+        }
+        facts = (self.total, tuple(i.key for i in up), tuple(missing.items()))
+        if facts == self._published:
+            return
+        self._published, self._version = facts, self._version + 1
+        self.someone_is_up = bool(up)
+        self._roster = Roster(self._version, self.total, self.system.channel, up, missing)
+        self.introduce()
+        if missing:
+            self._changed.set()
+
+    @property
+    def roster_version(self) -> int:
+        """Of the newest roster."""
+        return self._version
+
+    def introduce(self) -> Any:
+        """Send the newest roster to the cloud; the reference tells when it arrived."""
+        return self.system.cloud.connect.remote(self._roster)
+
+    def record(self, faults: Mapping[str, Fault], *, heard: Collection[str] = ()) -> None:
+        """Enter the faults of a round in the health records; those `heard` did their whole work well."""
+        for key, member in self.members.items():
+            if key in faults:
+                after = self.config.cluster.quarantine_after
+                member.health = member.health.failed(faults[key], quarantine_after=after)
+                log.warning("%s %s", member.instance.label, faults[key].value)
+            elif key in heard:
+                member.health = member.health.answered()
+        if faults:
+            self.publish()
+
+    def count(self, batch: BatchAnswer) -> None:
+        """Load of a finished batch."""
+        for selected_K in batch.selected_BK.tolist():
+            self.load.add(tuple(c for c in selected_K if c < self.total))
+
+    # the loop
+
+    async def watch(self) -> None:
+        """Probe who is not up, poll who is, replicate who is hot; until cancelled."""
+        polled = rebalanced = time.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self.config.cluster.probe_every_s)
+            self._changed.clear()
+            now = time.monotonic()
+            poll = now - polled > _POLL_EVERY_S
+            polled = now if poll else polled
+            for member in list(self.members.values()):
+                if not member.probing and (poll or member.health.state not in (State.UP, State.DRAINING)):
+                    member.probing = True
+                    asyncio.create_task(self._probe(member))  # noqa: RUF006  ends by itself within a deadline
+            if now - rebalanced > self.config.cluster.rebalance_every_s:
+                rebalanced = now
+                self._rebalance()
+
+    async def _probe(self, member: Member) -> None:
+        late, ok = False, False
+        was_up = member.health.state is State.UP
+        handle, cluster = member.instance.handle, self.config.cluster
+        # calls to an actor that has never been up wait for its constructor; to one that restarts they fail at once
+        patience_s = cluster.start_deadline_s if member.health.state is State.STARTING else cluster.call_deadline_s
+        try:
+            call: Any = handle.state.remote() if was_up else handle.probe.remote()
+            seen = await asyncio.wait_for(_result(call), patience_s)
+            await asyncio.wait_for(self._update(member, seen), patience_s)
+            ok = True
+        except TimeoutError:
+            late = True
+        except RayError as error:
+            log.debug("probe of %s: %s", member.instance.key, type(error).__name__)
+        finally:
+            member.probing = False
+        if member.instance.key not in self.members:
+            return
+        if was_up and late:
+            self.record({member.instance.key: Fault.LATE})
+            return
+        if not ok and was_up:
+            self.record({member.instance.key: Fault.LOST})
+            return
+        member.health = member.health.probed(ok, late=late) if not was_up else member.health
+        if member.health.must_restart:
+            log.warning("%s hangs; restarting it", member.instance.label)
+            member.health = Health(State.RESTARTING)
+            self.system.restart(handle)
+        self.publish()
+
+    async def _update(self, member: Member, seen: HostState) -> None:
+        """Notice restarts and lost renewals, keep snapshots, bring replicas up to date."""
+        before = member.seen
+        if before is not None and before.pid != seen.pid and member.instance.owner:
+            self._restarts.update(seen.clients)
+        if self.config.serve.renew_frl:
+            if member.instance.owner:
+                seen = await self._keep_renewals(member, seen)
+            elif (behind := self._behind(seen)) is not None:
+                await _result(member.instance.handle.adopt.remote(behind))
+        member.seen = seen
+
+    async def _keep_renewals(self, member: Member, seen: HostState) -> HostState:
+        handle = member.instance.handle
+        newest = dict(zip(seen.clients, seen.versions, strict=True))
+        kept = {c: self._snapshots[c] for c in seen.clients if c in self._snapshots}
+        older = {c: content for c, (version, content) in kept.items() if version > newest[c]}
+        if older:  # it came back on another host, without its journal
+            await _result(handle.adopt.remote(older))
+            seen = await _result(handle.state.remote())
+        known = member.seen.versions if member.seen else seen.versions
+        self.renewals_lost += sum(max(k - v, 0) for k, v in zip(known, seen.versions, strict=True))
+        if older:
+            return seen
+        due = member.seen is None or seen.snapshot_versions != member.seen.snapshot_versions
+        replicated = any(
+            not m.instance.owner and set(m.instance.clients) & set(seen.clients) for m in self.members.values()
+        )
+        if due or (replicated and member.seen and seen.versions != member.seen.versions):
+            snapshots = await _result(handle.snapshots.remote())
+            self._snapshots |= {c: (newest[c], content) for c, content in snapshots.items()}
+        return seen
+
+    def _behind(self, seen: HostState) -> dict[int, bytes] | None:
+        known = dict(zip(seen.clients, seen.versions, strict=True))
+        newer = {c: self._snapshots[c][1] for c in known if c in self._snapshots and self._snapshots[c][0] > known[c]}
+        return newer or None
+
+    # scaling
+
+    def _rebalance(self) -> None:
+        cluster = self.config.cluster
+        if cluster.max_replicas == 1 or len(self.load) < 20:
+            return
+        for client, load in enumerate(self.load.ratio_N):
+            current = len(self._holders(client))
+            wanted = replicas_wanted(
+                load, hot_load=cluster.hot_load, most=cluster.max_replicas, current=max(current, 1)
+            )
+            if wanted != current and current:
+                log.info("expert %d: load %.2f of fair, %d -> %d instances", client, load, current, wanted)
+                asyncio.create_task(self.replicate(client, wanted))  # noqa: RUF006
+
+    async def replicate(self, client: int, instances: int) -> None:
+        """Bring a client to this many instances (owner included) without stopping anything."""
+        if not 0 <= client < self.total:
+            raise UserError(f"expert {client}: there are experts 0 to {self.total - 1}")
+        if instances < 1:
+            raise UserError(f"expert {client}: {instances} instances; at least 1, the owner")
+        holders = self._holders(client)
+        for _ in range(instances - len(holders)):
+            self._admit(self.system.make_host((client,), replica=True))
+        surplus = [m for m in holders if not m.instance.owner][: max(len(holders) - instances, 0)]
+        await self._drain(surplus)
+
+    async def scale(self, experts: int) -> None:
+        """Change N: new experts come from the run's checkpoint folder, removed ones are drained first."""
+        fewest = self.config.routing.top_k
+        if experts < fewest:
+            raise UserError(f"{experts} experts: routing.top_k = {fewest} needs at least as many")
+        added = range(self.total, experts)
+        for client in added:  # all files must be there before anything changes
+            self.system.file_of(client)
+        leaving = [m for m in self.members.values() if min(m.instance.clients) >= experts]
+        self.total = experts
+        self.load.resize(experts)
+        for client in added:
+            self._admit(self.system.make_host((client,)))
+        self.publish()
+        await self._drain(leaving)
+
+    def _admit(self, instance: Instance) -> None:
+        self.members[instance.key] = Member(instance)
+        self._changed.set()
+
+    async def _drain(self, leaving: list[Member]) -> None:
+        """Take members off the roster, wait for the rounds they are in, then end them."""
+        for member in leaving:
+            member.health = Health(State.DRAINING)
+        self.publish()
+        while any(count > 0 for version, count in self.in_flight.items() if version < self._version):
+            await asyncio.sleep(0.05)
+        for member in leaving:
+            self.members.pop(member.instance.key, None)
+            self.system.remove_host(member.instance)
+
+    # what people see
+
+    def status(self) -> list[ExpertStatus]:
+        """Every client with its owner's home and state."""
+        ratio = self.load.ratio_N
+        return [self._status(client, ratio[client]) for client in range(self.total)]
+
+    def _status(self, client: int, load_ratio: float) -> ExpertStatus:
+        holders = self._holders(client)
+        owner = next((m for m in holders if m.instance.owner), None)
+        seen = owner.seen if owner else None
+        place = seen.clients.index(client) if seen else 0
+        return ExpertStatus(
+            id=client,
+            state=owner.health.state.value if owner else "missing",
+            node=seen.node_ip if seen else None,
+            gpu_ids=list(seen.gpu_ids) if seen else [],
+            version=seen.versions[place] if seen else 0,
+            load_ratio=round(load_ratio, 4),
+            selected=int(self.load.selected_N[client]),
+            restarts=self._restarts[client],
+            replicas=sum(m.health.state is State.UP for m in holders),
+            drift=seen.drift[place] if seen else None,
+            pid=seen.pid if seen else None,
+        )
+
+    def _holders(self, client: int) -> list[Member]:
+        return [
+            m for m in self.members.values() if client in m.instance.clients and m.health.state is not State.DRAINING
+        ]
+
+    def _fault_of(self, client: int) -> Fault | None:
+        """Why nobody speaks for this client; None for a new one that has yet to come up: nothing is lost without it."""
+        health = [m.health for m in self._holders(client)]
+        if health and all(h.state is State.STARTING for h in health):
+            return None
+        return next((h.fault for h in health if h.fault), Fault.RESTARTING)
+
+    def close(self) -> None:
+        """End every host."""
+        for member in self.members.values():
+            with contextlib.suppress(RayError, ValueError):
+                self.system.remove_host(member.instance)
+        self.members.clear()
+
+
+async def _result(ref: Any) -> Any:
+    return await ref
