@@ -1,0 +1,1 @@
+"""Speed, as ratios of two things measured by turns in one run: machines differ, and so do minutes."""

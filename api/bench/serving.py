@@ -1,0 +1,212 @@
+"""How much of the machine's speed reaches whoever posts images: throughput, latency, overhead of `airmoe serve`."""
+
+import http.client
+import io
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from PIL import Image
+from safetensors.torch import save_file
+
+from airmoe_ray.backbone import load_backbone
+from airmoe_ray.checkpoint import save_checkpoint
+from airmoe_ray.config import BackboneConfig, Config
+from airmoe_ray.data.base import ClassTable
+from airmoe_ray.data.scenes import CLASSES, render_scene
+from airmoe_ray.experts import dilations_for
+from airmoe_ray.inference import Segmenter, mask_of
+from airmoe_ray.moe import AirMoE
+from airmoe_ray.run import model_card
+from api.bench.bare import bare_calls_ms
+from api.bench.figures import Figure, by_turns, median_ms, rate, ratio
+from api.encode import index_png
+from api.images import decode
+
+Note = Callable[[str], None]
+_IN_FLIGHT = 8
+_BATCHES = (1, 2, 4, 8)
+
+
+def serving_figures(run: Path, folder: Path, *, rounds: int, seconds: float, note: Note) -> dict[str, Figure]:
+    """All figures of this file: the given run, and a ViT-S/16 at 384x384 made in `folder`."""
+    vit = untrained_run(folder / "vit_s", vit_small(folder))
+    figures = {}
+    with _served(run, note) as port:
+        note("serve_throughput: the run itself, 8 requests in flight against the in-process model")
+        figures["serve_throughput"] = _throughput(
+            run, port, _scene(192, 256), target=0.85, rounds=rounds, seconds=seconds
+        )
+    with _served(vit, note) as port:
+        note("serve_throughput_vit_s, serve_latency: ViT-S/16 at 384x384, N 10, K 5")
+        image = _scene(384, 384)
+        figures["serve_throughput_vit_s"] = _throughput(vit, port, image, target=0.95, rounds=rounds, seconds=seconds)
+        figures["serve_latency"] = _latency(vit, port, image, rounds, seconds)
+    with _served(vit, note, module="api.bench.stub") as port:
+        note("serve_overhead_ms: the same without arithmetic")
+        overhead = _overhead(port, image, seconds)
+    note("the same calls between actors that do nothing")
+    floor = bare_calls_ms(clients=10, routed=5, feature_bytes=4 * 384 * 24 * 24, image_bytes=3 * 384 * 384)
+    figures["serve_overhead_ms"] = replace(overhead, detail={**overhead.detail, "bare_ray_calls_ms": round(floor, 2)})
+    return figures
+
+
+def vit_small(folder: Path) -> Config:
+    """ViT-S/16 with random weights, default experts: N 10, K 5."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name, weights = "vit_small_patch16_224", folder / "vit_small.safetensors"
+    backbone = load_backbone(BackboneConfig(name=name), random_init_seed=0)
+    tensors = {key.removeprefix("vit."): value for key, value in backbone.body.state_dict().items()}
+    save_file(tensors, weights)
+    return Config.model_validate({"backbone": {"name": name, "weights": str(weights)}, "data": {"image_size": 384}})
+
+
+def untrained_run(run: Path, config: Config, classes: ClassTable = CLASSES) -> Path:
+    """A run folder whose experts have learned nothing: enough where only time counts."""
+    backbone = load_backbone(config.backbone)
+    dilations = dilations_for(config.experts, config.data.image_size // backbone.stride)
+    card = model_card(classes, backbone, dilations)
+    model = AirMoE(config, feature_dim=backbone.dim, classes=len(classes.names), dilations=dilations)
+    run.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(run / "checkpoint", model, card)
+    return run
+
+
+def _throughput(run: Path, port: int, image: bytes, *, target: float, rounds: int, seconds: float) -> Figure:
+    segmenter = Segmenter.load(run / "checkpoint")
+    classes = ClassTable(tuple(segmenter.card.classes), tuple((r, g, b) for r, g, b in segmenter.card.palette))
+
+    def local(batch: int) -> int:
+        prepared = [segmenter.prepare(decode(image, max_pixels=1 << 26).rgb) for _ in range(batch)]
+        output = segmenter.run(prepared, range(batch))
+        for logits, item in zip(output.logits_BChw, prepared, strict=True):
+            index_png(mask_of(logits, item), classes)
+        return batch
+
+    local(1)
+    best = max(_BATCHES, key=lambda batch: rate(lambda: local(batch), seconds / 4))
+    with ThreadPoolExecutor(_IN_FLIGHT) as pool:
+        _post_many(pool, port, image, 2 * _IN_FLIGHT)
+        pairs = by_turns(
+            lambda: _served_rate(pool, port, image, seconds), lambda: rate(lambda: local(best), seconds), rounds
+        )
+    served, alone = (statistics.median(side) for side in zip(*pairs, strict=True))
+    detail = {"served_images_per_s": round(served, 2), "in_process_images_per_s": round(alone, 2), "best_batch": best}
+    return ratio(pairs, target=target, better="higher", **detail)
+
+
+def _latency(run: Path, port: int, image: bytes, rounds: int, seconds: float) -> Figure:
+    segmenter = Segmenter.load(run / "checkpoint")
+    classes = ClassTable(tuple(segmenter.card.classes), tuple((r, g, b) for r, g, b in segmenter.card.palette))
+
+    def local() -> None:
+        prepared = segmenter.prepare(decode(image, max_pixels=1 << 26).rgb)
+        index_png(mask_of(segmenter.run([prepared], [0]).logits_BChw[0], prepared), classes)
+
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    local()
+    pairs = by_turns(
+        lambda: median_ms(lambda: _post(connection, image), seconds), lambda: median_ms(local, seconds), rounds
+    )
+    served, alone = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return ratio(pairs, target=1.2, better="lower", served_ms=round(served, 1), in_process_ms=round(alone, 1))
+
+
+def _overhead(port: int, image: bytes, seconds: float) -> Figure:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    for _ in range(10):
+        _post(connection, image)
+    times, hops = [], []
+    until = time.perf_counter() + 2 * seconds
+    while time.perf_counter() < until:
+        started = time.perf_counter()
+        hops.append(_post(connection, image))
+        times.append(1e3 * (time.perf_counter() - started))
+    budget = {name: round(statistics.median(hop[name] for hop in hops), 2) for name in hops[0]}
+    value = statistics.median(times)
+    budget["http"] = round(value - sum(budget.values()), 2)
+    return Figure(value, "ms", 30.0, "lower", tuple(times), {"budget_ms": budget})
+
+
+def _served_rate(pool: ThreadPoolExecutor, port: int, image: bytes, seconds: float) -> float:
+    """Images per second with a constant number in flight."""
+    until = time.perf_counter() + seconds
+    started = time.perf_counter()
+
+    def keep_posting() -> int:
+        connection, count = http.client.HTTPConnection("127.0.0.1", port), 0
+        while time.perf_counter() < until:
+            _post(connection, image)
+            count += 1
+        return count
+
+    done = sum(pool.map(lambda _: keep_posting(), range(_IN_FLIGHT)))
+    return done / (time.perf_counter() - started)
+
+
+def _post_many(pool: ThreadPoolExecutor, port: int, image: bytes, count: int) -> None:
+    list(pool.map(lambda _: _post(http.client.HTTPConnection("127.0.0.1", port), image), range(count)))
+
+
+def _post(connection: http.client.HTTPConnection, image: bytes) -> dict[str, float]:
+    """One image; the server's own timings by hop [ms]."""
+    connection.request("POST", "/segment", image, {"Content-Type": "image/png", "Accept": "image/png"})
+    response = connection.getresponse()
+    body = response.read()
+    if response.status != 200:
+        raise RuntimeError(f"the server answered {response.status}: {body[:200]!r}")
+    entries = [entry.strip().partition(";dur=") for entry in response.headers["Server-Timing"].split(",")]
+    return {name: float(milliseconds) for name, _, milliseconds in entries}
+
+
+def _scene(height: int, width: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(render_scene(990_000, height=height, width=width).image).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+@contextmanager
+def _served(run: Path, note: Note, module: str | None = None) -> Iterator[int]:
+    """A server of its own process for the duration of the block; the port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = (
+        [sys.executable, "-m", module, str(run), str(port)]
+        if module
+        else [sys.executable, "-m", "api.cli.main", "serve", "--run", str(run), "--port", str(port)]
+    )
+    note(f"starting a server of {run.name}")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        _await_ready(process, port)
+        yield port
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _await_ready(process: "subprocess.Popen[str]", port: int) -> None:
+    until = time.monotonic() + 180
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended: {(process.stderr.read() if process.stderr else '')[-500:]}")
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            connection.request("GET", "/readyz")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            pass
+        time.sleep(0.5)
+    raise RuntimeError("the server did not become ready within 180 s")

@@ -1,0 +1,60 @@
+"""`airmoe serve`: the system and its front end, from a run folder."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.cli.common import DEFAULT_PORT, SetOption, stderr, terminal
+
+
+def serve(
+    run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than loopback need serve.api_keys.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
+    address: Annotated[
+        str | None, typer.Option(help="Join this Ray cluster (auto, host:port) instead of starting one here.")
+    ] = None,
+    overrides: SetOption = [],  # noqa: B006  typer copies it
+) -> None:
+    """Serve a run: POST images to /segment, open the page at /.
+
+    Settings are the run's own, with --set on top. Ctrl-C ends it and everything it started.
+    """
+    # imported late: ray and torch take seconds, and mistakes in the options should not wait for them
+    from airmoe_ray.checkpoint import load_checkpoint
+    from airmoe_ray.config_file import parse_config
+
+    stored, _ = load_checkpoint(run / "checkpoint")
+    config = parse_config(stored.model_dump(mode="json"), overrides)
+    from actors.system import System
+    from api.server import check_bind, set_up_logging
+    from api.server import serve as serve_run
+
+    set_up_logging()
+    check_bind(config, host, port)
+    system = System(run / "checkpoint", config)
+    with terminal() as report:
+        report.line(f"starting {config.experts.count} experts, cloud and channel as Ray actors")
+        shown = f"[{host}]" if ":" in host else host
+
+        def announce() -> None:
+            report.finish()
+            report.bars.stop()
+            stderr.print(f"serving {run} on http://{shown}:{port}  (Ctrl-C ends it)", soft_wrap=True)
+
+        try:
+            serve_run(
+                system,
+                run / "state",
+                host,
+                port,
+                address=address,
+                progress=report.progress("actors ready"),
+                announce=announce,
+            )
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+    stderr.print("stopped")

@@ -1,0 +1,242 @@
+"""What the dashboard shows: a table of rows and panels, without a word on how they are drawn.
+
+Queries use raw series only, so the dashboard needs a Prometheus that scrapes the server and nothing else; the rules in
+`rules/` are for alerts.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel; `queries` are legend -> PromQL."""
+
+    title: str
+    unit: str  # Grafana's name of it; `none` for plain numbers
+    description: str
+    queries: dict[str, str]
+    kind: Literal["lines", "stack", "stat", "states", "heat"] = "lines"
+    width: int = 8
+    log: bool = False
+    red_from: float | None = None  # red at and above this
+    red_below: float | None = None
+
+    @property
+    def height(self) -> int:
+        """Rows of the grid."""
+        return 4 if self.kind == "stat" else 8
+
+
+def rate(series: str, by: str = "") -> str:
+    """Rates of all matching series, summed per value of the labels `by`."""
+    return f"sum by ({by}) (rate({series}[$__rate_interval]))" if by else f"sum(rate({series}[$__rate_interval]))"
+
+
+def quantile(q: float, histogram: str, by: str = "le") -> str:
+    """Quantile of a histogram over the last interval."""
+    return f"histogram_quantile({q}, {rate(histogram + '_bucket', by)})"
+
+
+def gauge(name: str) -> dict[str, str]:
+    """A gauge of every client, one line each."""
+    return {"expert {{expert}}": f"max by (expert) ({name})"}
+
+
+IMAGES = rate('airmoe_stage_duration_seconds_count{stage="total"}')
+FAILED = rate('airmoe_requests_total{code=~"5.."}')
+STAGES = 'airmoe_stage_duration_seconds_{}{{stage!="total"}}'
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Traffic": (
+        Panel("Images", "ops", "Images answered per second.", {"images": IMAGES}, kind="stat", width=6),
+        Panel(
+            "Server errors",
+            "percentunit",
+            "Share of requests that end in 5xx. Wrong uploads (4xx) do not count.",
+            {"errors": f"{FAILED} / {rate('airmoe_requests_total')}"},
+            kind="stat",
+            width=6,
+            red_from=0.05,
+        ),
+        Panel(
+            "Degraded images",
+            "percentunit",
+            "Share of images answered without a client that should have taken part, or with all of S in deep fade.",
+            {"degraded": f"{rate('airmoe_degraded_requests_total')} / {IMAGES}"},
+            kind="stat",
+            width=6,
+            red_from=0.1,
+        ),
+        Panel(
+            "Alerts firing",
+            "none",
+            "From rules/airmoe.alerts.yml; each alert's description says what to do.",
+            {"alerts": 'count(ALERTS{alertname=~"AirMoE.*", alertstate="firing"}) or vector(0)'},
+            kind="stat",
+            width=6,
+            red_from=1,
+        ),
+        Panel(
+            "Requests by code",
+            "reqps",
+            "HTTP requests per second by status code; probes and scrapes are left out. 499: the client went away.",
+            {"{{code}}": rate("airmoe_requests_total", "code") + " > 0"},
+            kind="stack",
+        ),
+        Panel(
+            "Latency of requests",
+            "s",
+            "Time of an HTTP request: median, and what one in twenty and one in a hundred exceed.",
+            {f"p{round(100 * q)}": quantile(q, "airmoe_request_duration_seconds") for q in (0.5, 0.95, 0.99)},
+        ),
+        Panel(
+            "Where an image spends its time",
+            "s",
+            "Mean time per image in each stage, stacked. A growing queue means more load than capacity.",
+            {"{{stage}}": f"{rate(STAGES.format('sum'), 'stage')} / ({rate(STAGES.format('count'), 'stage')} > 0)"},
+            kind="stack",
+        ),
+        Panel(
+            "Queue",
+            "none",
+            "Images waiting and requests in progress. At the limit (serve.queue) the next image is refused.",
+            {
+                "waiting": "sum(airmoe_queue_depth)",
+                "limit": "sum(airmoe_queue_limit)",
+                "in progress": "sum(airmoe_requests_in_progress)",
+            },
+        ),
+        Panel(
+            "Batch size",
+            "none",
+            "Mean images per batch; it grows under load, up to serve.max_batch.",
+            {"images": f"{rate('airmoe_batch_size_sum')} / {rate('airmoe_batch_size_count')}"},
+        ),
+        Panel(
+            "Degraded images by reason",
+            "ops",
+            "Degraded images per second, each under its gravest reason.",
+            {"{{reason}}": rate("airmoe_degraded_requests_total", "reason")},
+            kind="stack",
+        ),
+    ),
+    "Routing load": (
+        Panel(
+            "Load over fair share",
+            "none",
+            "Load of each client over K/N, over the last serve.load_window images. 1 is fair, 0 is never asked.",
+            gauge("airmoe_expert_load_ratio"),
+        ),
+        Panel(
+            "Balancedness",
+            "percentunit",
+            "Mean load over largest load, over the last serve.load_window images. 100 % is even, K/N is collapse.",
+            {"balancedness": "min(airmoe_routing_balancedness)"},
+            red_below=0.6,
+        ),
+        Panel(
+            "Selected",
+            "ops",
+            "How often each client was in S, before truncation, per second.",
+            {"expert {{expert}}": rate("airmoe_expert_selected_total", "expert")},
+            kind="stack",
+        ),
+        Panel(
+            "Median fusion weight",
+            "none",
+            "Median beta of each client where it transmitted, Eq. (15). 1/K is equal.",
+            {"expert {{expert}}": quantile(0.5, "airmoe_expert_weight", "expert, le")},
+            width=12,
+        ),
+        Panel(
+            "Selected out of all images",
+            "percentunit",
+            "Share of images that were routed to each client; K/N is fair.",
+            {"expert {{expert}}": f"{rate('airmoe_expert_selected_total', 'expert')} / on () group_left () {IMAGES}"},
+            width=12,
+        ),
+    ),
+    "Channel": (
+        Panel(
+            "SNR",
+            "dB",
+            "Transmit SNR of the latest image, channel.snr_db or what the request asked for.",
+            {"SNR": "min(airmoe_channel_snr_db)"},
+            red_below=5,
+        ),
+        Panel(
+            "NMSE",
+            "none",
+            "Squared error of the received sum over the power of the noiseless one: what the air costs.",
+            {f"p{round(100 * q)}": quantile(q, "airmoe_channel_nmse") for q in (0.5, 0.95)},
+            log=True,
+        ),
+        Panel(
+            "Truncated",
+            "percentunit",
+            "Share of a client's selections in which it was in deep fade; 1 - exp(-gamma_th) under Rayleigh fading.",
+            {
+                "expert {{expert}}": f"{rate('airmoe_channel_truncated_total', 'expert')} / "
+                f"({rate('airmoe_expert_selected_total', 'expert')} > 0)"
+            },
+        ),
+        Panel(
+            "Channel uses per image",
+            "none",
+            "Complex channel uses: over the air, the same whatever K is, and what one client after another would need.",
+            {"{{scheme}}": f"{rate('airmoe_channel_uses_total', 'scheme')} / on () group_left () {IMAGES}"},
+            width=12,
+            log=True,
+        ),
+        Panel(
+            "Uplink per image",
+            "decbits",
+            "Bits from clients to cloud: statistics and reports as sent, raw features as they would have been.",
+            {"{{kind}}": f"{rate('airmoe_uplink_bits_total', 'kind')} / on () group_left () {IMAGES}"},
+            width=12,
+            log=True,
+        ),
+    ),
+    "Experts": (
+        Panel(
+            "Up",
+            "none",
+            "Which clients take part.",
+            {"expert {{expert}}": "min by (expert) (airmoe_expert_up)"},
+            kind="states",
+            width=12,
+        ),
+        Panel(
+            "Replicas", "none", "Instances of each expert; hot ones get more.", gauge("airmoe_expert_replicas"), width=6
+        ),
+        Panel(
+            "Restarts",
+            "none",
+            "Times each client was started again in the last 15 minutes.",
+            {"expert {{expert}}": "sum by (expert) (increase(airmoe_expert_restarts_total[15m]))"},
+            width=6,
+        ),
+    ),
+    "FRL": (
+        Panel(
+            "Drift",
+            "none",
+            "How far each client's prototypes have moved from the checkpoint. Flat unless serve.renew_frl is on.",
+            gauge("airmoe_frl_drift"),
+        ),
+        Panel(
+            "Median D_JS",
+            "none",
+            "Median divergence of query and each client's statistic in nats, Eq. (8); ln 2 = 0.69 is the largest.",
+            {"expert {{expert}}": quantile(0.5, "airmoe_routing_js", "expert, le")},
+        ),
+        Panel(
+            "D_JS of all clients",
+            "none",
+            "How the divergences spread [nats]. Two bands: some clients know the input. One band: nobody stands out.",
+            {"{{le}}": rate("airmoe_routing_js_bucket", "le")},
+            kind="heat",
+        ),
+    ),
+}
