@@ -53,6 +53,8 @@ class _Round:
 class ExpertHost(Receiver):
     """The clients' side of the protocol, over plain arrays."""
 
+    learning = False  # where True, outputs keep their graphs
+
     def __init__(self, spec: HostSpec, files: Sequence[bytes] | Sequence[Pinned]) -> None:
         self.spec, self.config = spec, spec.config
         files = [content if isinstance(content, bytes) else content.get() for content in files]
@@ -109,7 +111,6 @@ class ExpertHost(Receiver):
         """|gamma_j|^2 of this host's clients (B, n); asked only where all of S faded."""
         return self._round(round_id).gamma_Bn.abs().square().cpu().numpy()
 
-    @torch.inference_mode()
     def forward(
         self, round_id: str, features_BDhw: Array, query_dist_Bd: Array, sample_P: Array, client_P: Array
     ) -> tuple[Array, Array]:
@@ -121,8 +122,9 @@ class ExpertHost(Receiver):
         index_P, rows_P = index_P[order_P], rows_P[order_P]
         used_P, local_P = torch.unique(rows_P, return_inverse=True)  # only these inputs go to the device
         features = torch.from_numpy(features_BDhw)[used_P].to(self.device, self.dtype)
-        output = self.clients.run(features, index_P.to(self.device), local_P.to(self.device))
-        energy_P = output.logits_BChw.square().sum(dim=(1, 2, 3))
+        with torch.inference_mode(not self.learning):
+            output = self.clients.run(features, index_P.to(self.device), local_P.to(self.device))
+        energy_P = output.logits_BChw.detach().square().sum(dim=(1, 2, 3))
         if not (torch.isfinite(energy_P).all() and torch.isfinite(output.psi_Bd).all()):
             raise InvalidOutputError("the expert's output is not finite")
         for row, index, y, psi in zip(
@@ -130,7 +132,7 @@ class ExpertHost(Receiver):
         ):
             round_.outputs[row, index] = (y, psi)
         query_Pd = self._tensor(query_dist_Bd)[rows_P]
-        delta_P = js_divergence(query_Pd, norm(output.psi_Bd, self.config.routing.norm_temperature))
+        delta_P = js_divergence(query_Pd, norm(output.psi_Bd.detach(), self.config.routing.norm_temperature))
         budget = round_.channel.power * output.logits_BChw[0].numel()  # P0
         gain_P = round_.gamma_Bn[rows_P, index_P].abs().square()
         capacity_P = capacity(energy_P, gain_P, budget)
@@ -160,7 +162,7 @@ class ExpertHost(Receiver):
         records = {}
         for client in np.unique(client_P).tolist():
             rows, index = np.sort(sample_P[client_P == client]).tolist(), self.index_of[client]
-            psi_Ad = torch.stack([round_.outputs[row, index][1] for row in rows])
+            psi_Ad = torch.stack([round_.outputs[row, index][1] for row in rows]).detach()
             alpha_AM = round_.alpha_BnM[rows, index]
             records[client] = (alpha_AM.cpu().numpy(), psi_Ad.cpu().numpy())
         return records

@@ -172,12 +172,12 @@ def _write_all(fresh: Path, model: AirMoE, card: ModelCard, state: TrainerState 
     (fresh / "experts").mkdir(parents=True)
     _write(fresh / "config.yaml", to_yaml(model.config).encode())
     _write(fresh / "model.json", json.dumps(asdict(card), indent=1).encode())
-    _write(fresh / "cloud.safetensors", _serialise(cloud_tensors(model.query)))
+    _write(fresh / "cloud.safetensors", serialise(cloud_tensors(model.query)))
     for j in range(len(model.clients.experts)):
-        _write(expert_file(fresh, j), _serialise(expert_tensors(model.clients, j)))
+        _write(expert_file(fresh, j), serialise(expert_tensors(model.clients, j)))
     if state is not None:
         (fresh / "trainer").mkdir()
-        _write(fresh / "trainer" / "optimizer.safetensors", _serialise(state.optimizer))
+        _write(fresh / "trainer" / "optimizer.safetensors", serialise(state.optimizer))
         _write(fresh / "trainer" / "state.json", json.dumps({"epoch": state.epoch, "step": state.step}).encode())
         _sync_folder(fresh / "trainer")
     for place in (fresh / "experts", fresh):
@@ -196,7 +196,8 @@ def _swap(fresh: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _serialise(tensors: dict[str, Tensor]) -> bytes:
+def serialise(tensors: dict[str, Tensor]) -> bytes:
+    """Tensors as the bytes of a checkpoint file."""
     return safetensors.torch.save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
 
 

@@ -157,12 +157,14 @@ class ChannelConfig(Block):
 
 
 class WarmStartConfig(Block):
-    """What clients bring along: FRLs filled from their own data, experts that start from a common one."""
+    """What clients bring along: FRLs filled from their own data, experts that have begun alone or from a common one."""
 
     enabled: bool = True
     """Fit the query's projection to the data, and fill each FRL by k-means of the queries of the client's own D_j."""
     query_spread: Annotated[float, Field(gt=0)] = 1.0
     """Standard deviation of a query's leading components [logits]; larger tells inputs apart more sharply."""
+    local_epochs: Annotated[int, Field(ge=0)] = 0
+    """Passes of each client over its own D_j, alone, before the first common step: expert and psi learn there."""
     shared_epochs: Annotated[int, Field(ge=0)] = 0
     """Epochs, out of `train.epochs`, in which one expert learns for all at the cloud; every client starts from its copy
     (sparse upcycling). 0 in the paper."""
@@ -196,6 +198,8 @@ class TrainConfig(Block):
     """Cross-entropy is taken on every n-th pixel row and column of the label."""
     class_balance: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Class weights (frequency ^ -x) in the cross-entropy; 0 is none, 1 is full inverse frequency."""
+    client_deadline_s: Annotated[float, Field(gt=0)] = 60.0
+    """Federated: a client that does not answer an exchange within this misses the round [s]."""
     warm_start: WarmStartConfig = WarmStartConfig()
     """What clients bring along when collaborative training starts."""
     cache: bool = True

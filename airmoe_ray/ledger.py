@@ -4,8 +4,9 @@ b bits per real number (32 by default); the analog air is counted in complex cha
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from airmoe_ray.config import Config
 from airmoe_ray.errors import ConfigError
@@ -67,6 +68,33 @@ def account(
         tdma_bits=top_k * d_y * digital_bits,
         tdma_channel_uses=tdma_uses,
     )
+
+
+@dataclass
+class Traffic:
+    """Bits that crossed in training, by what they carried, as they are sent; the air is counted in channel uses."""
+
+    uplink: Counter[str] = field(default_factory=Counter)
+    downlink: Counter[str] = field(default_factory=Counter)
+    channel_uses: int = 0
+    images: int = 0
+
+    def up(self, kind: str, *, reals: int = 0, bits: int = 0) -> None:
+        """From clients to the cloud."""
+        self.uplink[kind] += reals * BITS_PER_REAL + bits
+
+    def down(self, kind: str, *, reals: int = 0, bits: int = 0) -> None:
+        """From the cloud to clients; a broadcast counts once."""
+        self.downlink[kind] += reals * BITS_PER_REAL + bits
+
+    def summary(self) -> dict[str, float]:
+        """Per image, for the log."""
+        images = max(self.images, 1)
+        return {
+            "uplink_bits": self.uplink.total() / images,
+            "downlink_bits": self.downlink.total() / images,
+            "channel_uses": self.channel_uses / images,
+        }
 
 
 def check_budget(config: Config) -> None:

@@ -13,8 +13,9 @@ from torch.nn.functional import cross_entropy, interpolate
 from airmoe_ray.clients import LocalRound
 from airmoe_ray.config import Config
 from airmoe_ray.data.base import IGNORE
+from airmoe_ray.experts import Expert
 from airmoe_ray.frl import FeatureRetrievalLibrary
-from airmoe_ray.moe import AirMoE, AirMoEOutput
+from airmoe_ray.moe import AirMoEOutput
 from airmoe_ray.statistics import entropy, js_divergence, norm
 from airmoe_ray.world import Alone, World
 
@@ -118,21 +119,22 @@ def _batch_mean(prob_BN: Tensor, world: World) -> Tensor:
     return (own_N + others_N) / world.total(own_N.new_tensor(len(prob_BN)))
 
 
-def shared_objective(
-    model: AirMoE,
+def solo_objective(
+    expert: Expert,
+    query_dist_Bd: Tensor,
     features_BDhw: Tensor,
     labels_BHW: Tensor,
     *,
+    config: Config,
     class_weight_C: Tensor | None = None,
     world: World | None = None,
 ) -> LossTerms:
-    """The loss of one expert that learns for all: cross-entropy on its own output, psi pulled towards the query."""
-    train, world = model.config.train, world or Alone()
-    with torch.no_grad():
-        query_dist_Bd = model.query(features_BDhw)
-    logits_BChw, psi_Bd = model.clients.experts[0](features_BDhw)
+    """The loss of one expert by itself: cross-entropy on its own output, psi pulled towards the query."""
+    train, world = config.train, world or Alone()
+    logits_BChw, psi_Bd = expert(features_BDhw)
     total, count = pixel_cross_entropy(logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C)
     everyone_B1 = torch.ones_like(psi_Bd[:, :1], dtype=torch.bool)
-    align = alignment(query_dist_Bd, psi_Bd[:, None], everyone_B1, temperature=model.query.temperature, world=world)
+    temperature = config.routing.norm_temperature
+    align = alignment(query_dist_Bd, psi_Bd[:, None], everyone_B1, temperature=temperature, world=world)
     ce, zero = total / world.total(count).clamp_min(1.0), torch.zeros_like(total)
     return LossTerms(ce + train.lambda_align * align, ce, zero, zero, align)

@@ -31,7 +31,7 @@ from airmoe_ray.moe import AirMoE
 from airmoe_ray.run_folder import append_row, begin_folder, restore, stored_summary
 from airmoe_ray.sources import CachedSource, OnlineSource, Source
 from airmoe_ray.training import Schedule, Trainer, class_weights
-from airmoe_ray.warm_start import client_data, fill_libraries, pooled_features
+from airmoe_ray.warm_start import client_data, warm_start
 from airmoe_ray.world import Alone, World, first_then_others
 
 
@@ -152,7 +152,7 @@ def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter, wo
     if resume:
         start_epoch = restore(folder, trainer, card)
     elif warm:
-        fill_libraries(model, pooled_features(source), clients_data, config)
+        warm_start(model, source, clients_data, config, trainer.class_weight_C)
     if world.rank == 0:
         (folder / "config.yaml").write_text(to_yaml(config))
     return Run(config, folder, card, trainer, schedule, validation, device, start_epoch)

@@ -7,18 +7,20 @@ Suffixes: B inputs, D features, C classes, H W image, h w grid.
 """
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from airmoe_ray.checkpoint import TrainerState
 from airmoe_ray.config import Config, TrainConfig
 from airmoe_ray.constraints import check_constraints
 from airmoe_ray.data.base import IGNORE
-from airmoe_ray.losses import LossTerms, objective, shared_objective
+from airmoe_ray.experts import Expert
+from airmoe_ray.frl import FeatureRetrievalLibrary
+from airmoe_ray.losses import LossTerms, objective, solo_objective
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.rng import generator, training_id
 from airmoe_ray.sources import Source
@@ -64,15 +66,8 @@ class Trainer:
         self.class_weight_C = class_weight_C
         self.step_count = 0
         self.shared_steps = round(total_steps * config.train.warm_start.shared_epochs / config.train.epochs)
-        train, prototypes = config.train, model.clients.frl.prototypes_NMd
-        groups = [
-            {"params": list(model.clients.experts.parameters()), "factor": 1.0},
-            {"params": list(model.query.parameters()), "factor": train.query_lr_factor},
-        ]
-        # L2 in the gradient (Adam as the paper names it), not decoupled; fused is the fast kernel on CPU and GPU alike
-        self.adam = torch.optim.Adam(groups, lr=train.lr, weight_decay=train.weight_decay, fused=True)
-        # Adam would rescale lambda_FRL away, and renewal would make its moments stale
-        self.sgd = torch.optim.SGD([prototypes], lr=config.frl.lr) if prototypes.requires_grad else None
+        parts = [(model.clients.experts, 1.0), (model.query, config.train.query_lr_factor)]
+        self.adam, self.sgd = optimizers(parts, model.clients.frl, config)
 
     def step(self, batch: Batch) -> StepResult:
         """Forward through the channel, loss, backward, optimizers, then renewal of the FRLs.
@@ -97,8 +92,16 @@ class Trainer:
 
     def _shared_step(self, batch: Batch) -> StepResult:
         """One expert learns for all; `end_epoch` hands it out."""
-        loss = shared_objective(
-            self.model, batch.features_BDhw, batch.labels_BHW, class_weight_C=self.class_weight_C, world=self.world
+        with torch.no_grad():
+            query_dist_Bd = self.model.query(batch.features_BDhw)
+        loss = solo_objective(
+            cast(Expert, self.model.clients.experts[0]),
+            query_dist_Bd,
+            batch.features_BDhw,
+            batch.labels_BHW,
+            config=self.config,
+            class_weight_C=self.class_weight_C,
+            world=self.world,
         )
         self._descend(loss)
         nobody_BK = torch.empty(0, dtype=torch.int64)
@@ -136,21 +139,12 @@ class Trainer:
 
     def state(self, *, epoch: int) -> TrainerState:
         """Moments of Adam by parameter name; SGD without momentum has none."""
-        tensors = {}
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.adam.state.get(parameter, {}).items():
-                tensors[f"{name}/{key}"] = value
-        return TrainerState(epoch=epoch, step=self.step_count, optimizer=tensors)
+        return TrainerState(epoch=epoch, step=self.step_count, optimizer=stored_moments(self.model, self.adam))
 
     def restore(self, state: TrainerState) -> None:
         """Continue where `state` was taken."""
         self.step_count = state.step
-        parameters = dict(self.model.named_parameters())
-        for key, value in state.optimizer.items():
-            name, moment = key.rsplit("/", 1)
-            parameter = parameters[name]
-            dtype = value.dtype if moment == "step" else parameter.dtype
-            self.adam.state[parameter][moment] = value.to(parameter.device, dtype)
+        restore_moments(self.model, self.adam, state.optimizer)
 
     def _whole(self, loss: LossTerms) -> LossTerms:
         """The terms of the whole batch: parts add up, but for the load balance, which everybody has whole."""
@@ -166,9 +160,40 @@ class Trainer:
         return [self.adam] if self.sgd is None else [self.adam, self.sgd]
 
     def _set_learning_rate(self) -> None:
-        factor = learning_rate_factor(self.step_count, self.total_steps, self.config.train)
+        rate = self.config.train.lr * learning_rate_factor(self.step_count, self.total_steps, self.config.train)
         for group in self.adam.param_groups:
-            group["lr"] = self.config.train.lr * factor * group["factor"]
+            group["lr"] = rate * group["factor"]
+
+
+def optimizers(
+    parts: Sequence[tuple[nn.Module, float]], frl: FeatureRetrievalLibrary | None, config: Config
+) -> tuple[torch.optim.Adam, torch.optim.SGD | None]:
+    """Adam for modules, each with its factor of the learning rate, and SGD for the prototypes where they learn."""
+    groups = [{"params": list(part.parameters()), "factor": factor} for part, factor in parts]
+    # L2 in the gradient (Adam as the paper names it), not decoupled; fused is the fast kernel on CPU and GPU alike
+    adam = torch.optim.Adam(groups, lr=config.train.lr, weight_decay=config.train.weight_decay, fused=True)
+    # Adam would rescale lambda_FRL away, and renewal would make its moments stale
+    learns = frl is not None and frl.prototypes_NMd.requires_grad
+    return adam, torch.optim.SGD([frl.prototypes_NMd], lr=config.frl.lr) if frl is not None and learns else None
+
+
+def stored_moments(module: nn.Module, adam: torch.optim.Adam) -> dict[str, Tensor]:
+    """Adam's moments by the names of the module's parameters."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in module.named_parameters()
+        for key, value in adam.state.get(parameter, {}).items()
+    }
+
+
+def restore_moments(module: nn.Module, adam: torch.optim.Adam, moments: dict[str, Tensor]) -> None:
+    """Put stored moments back."""
+    parameters = dict(module.named_parameters())
+    for key, value in moments.items():
+        name, moment = key.rsplit("/", 1)
+        parameter = parameters[name]
+        dtype = value.dtype if moment == "step" else parameter.dtype
+        adam.state[parameter][moment] = value.to(parameter.device, dtype)
 
 
 def learning_rate_factor(step: int, total: int, config: TrainConfig) -> float:

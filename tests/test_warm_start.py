@@ -12,9 +12,25 @@ from torch import Tensor
 from airmoe_ray.config import Config
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.statistics import norm
-from airmoe_ray.warm_start import client_data, fill_libraries, k_means, pooled_features
+from airmoe_ray.warm_start import client_data, k_means, pooled_features, warm_start
 
 Configs, Model = Callable[..., Config], Callable[..., AirMoE]
+
+
+class Points:
+    """A source of feature maps of one cell, with a label for each."""
+
+    def __init__(self, pooled: Tensor) -> None:
+        self.grids = [(1, 1)]
+        self.maps = pooled.numpy().astype(np.float32)[..., None, None]
+        self.labels = (self.maps[:, :1, 0, 0] > 0).astype(np.uint8)
+        self.shape_of = np.zeros(len(self.maps), dtype=np.int64)
+
+    def plain(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.maps[index], self.labels[index][None].repeat(8, 0).repeat(8, 1)
+
+    def all(self) -> Tensor:
+        return torch.from_numpy(self.maps).double()
 
 
 def clouds(seed: int, groups: int = 3, each: int = 12, apart: float = 20.0) -> Tensor:
@@ -64,20 +80,20 @@ def test_a_client_whose_history_is_one_input_answers_that_input_with_the_query_i
     temperature: float, make_config: Configs, make_model: Model
 ) -> None:
     config = make_config(routing={"norm_temperature": temperature}, frl={"prototypes": [1, 3, 2, 2]})
-    model, pooled = make_model(config), 3 * torch.randn(4, 6, dtype=torch.float64)
-    fill_libraries(model, pooled, [np.array([j]) for j in (2, 0, 3, 1)], config)
-    query = model.query(pooled[..., None, None])
+    model, source = make_model(config), Points(3 * torch.randn(4, 6))
+    warm_start(model, source, [np.array([j]) for j in (2, 0, 3, 1)], config)
+    query = model.query(source.all())
     stat = norm(model.clients.frl.read(query).value_BNd, temperature)
     for j, own in enumerate((2, 0, 3, 1)):
         torch.testing.assert_close(stat[own, j], query[own], rtol=1e-8, atol=1e-10)
-        assert model(pooled[own, :, None, None].expand(1, 6, 2, 2), [0]).routing.selected_BK[0, 0] == j
+        assert model(source.all()[own : own + 1].expand(1, 6, 2, 2), [0]).routing.selected_BK[0, 0] == j
 
 
 def test_filled_prototypes_stay_in_the_ball(make_config: Configs, make_model: Model) -> None:
     config = make_config(frl={"norm_bound": 0.5})
     model = make_model(config)
     data = [np.arange(j, 20, 4) for j in range(4)]
-    fill_libraries(model, torch.randn(20, 6, dtype=torch.float64), data, config)
+    warm_start(model, Points(torch.randn(20, 6)), data, config)
     assert model.clients.frl.prototypes_NMd.norm(dim=-1).max() <= 0.5 * (1 + 1e-12)
 
 
@@ -86,12 +102,12 @@ def test_clients_with_one_domain_each_are_found_by_inputs_of_that_domain(
 ) -> None:
     rng = np.random.default_rng(0)
     domains = np.repeat(np.arange(4), 10)
-    pooled = torch.from_numpy(2 * rng.normal(size=(4, 6))[domains] + 0.2 * rng.normal(size=(40, 6)))
+    source = Points(torch.from_numpy(2 * rng.normal(size=(4, 6))[domains] + 0.2 * rng.normal(size=(40, 6))))
     config = make_config(data={"partition": "domain"})
     model = make_model(config)
     data = client_data(domains.tolist(), config)
-    fill_libraries(model, pooled, data, config)
-    top = model(pooled[..., None, None], range(40)).routing.selected_BK[:, 0].numpy()
+    warm_start(model, source, data, config)
+    top = model(source.all(), range(40)).routing.selected_BK[:, 0].numpy()
     for j, own in enumerate(data):
         assert len(set(domains[own])) == 1
         assert (top[own] == j).mean() > 0.9
@@ -100,7 +116,7 @@ def test_clients_with_one_domain_each_are_found_by_inputs_of_that_domain(
 def test_one_image_is_history_enough_for_a_single_client(make_config: Configs, make_model: Model) -> None:
     config = make_config(experts={"count": 1}, routing={"top_k": 1})
     model = make_model(config)
-    fill_libraries(model, torch.randn(1, 6, dtype=torch.float64), [np.array([0])], config)
+    warm_start(model, Points(torch.randn(1, 6)), [np.array([0])], config)
     assert model.query.linear.weight.isfinite().all()
     assert model.clients.frl.prototypes_NMd.isfinite().all()
 
@@ -115,3 +131,23 @@ def test_pooled_features_are_means_over_the_grid() -> None:
 
     pooled = pooled_features(Maps())  # type: ignore[arg-type]
     np.testing.assert_allclose(pooled, Maps.maps.astype(np.float64).mean(axis=(2, 3)), atol=1e-6)
+
+
+def test_a_client_that_learns_alone_moves_its_own_expert_and_fits_its_own_labels(
+    make_config: Configs, make_model: Model
+) -> None:
+    config = make_config(train={"warm_start": {"local_epochs": 40}, "lr": 1e-2, "batch_size": 4})
+    model, untouched, source = make_model(config), make_model(config), Points(torch.randn(24, 6))
+    data = [np.arange(j, 24, 4) for j in range(4)]
+    warm_start(model, source, data, config)
+    errors = []
+    for expert, start, own in zip(model.clients.experts, untouched.clients.experts, data, strict=True):
+        labels = torch.tensor([int(source.labels[i, 0]) for i in own])
+        right = expert(source.all()[own]).logits_BChw[:, :, 0, 0].argmax(dim=1) == labels
+        errors.append(1 - right.double().mean().item())
+        assert any(not torch.equal(a, b) for a, b in zip(expert.parameters(), start.parameters(), strict=True))
+    assert max(errors) < 0.2, errors
+    again = make_model(config)
+    warm_start(again, source, data, config)
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,226 @@
+"""Federated training: the cloud learns its query, every client learns at home, and only small numbers cross.
+
+One step is the same as `airmoe_ray.training.Trainer.step` on the same batch, whoever is present.
+Suffixes: B inputs, N clients, K routed, d statistic, D features, C classes, h w grid.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+
+from actors.clients import RayClients, RayRound
+from actors.errors import ChannelLostError, ClusterError, NoExpertsError
+from actors.federated import FederatedClients, FederatedRound
+from actors.participants import Files, Participants
+from airmoe_ray.checkpoint import ModelCard, TrainerState, expert_tensors, load_client, parse_tensors, serialise
+from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
+from airmoe_ray.federated import CloudGradients, cloud_gradients, report_gradients
+from airmoe_ray.ledger import Traffic
+from airmoe_ray.losses import LossTerms
+from airmoe_ray.moe import AirMoE, AirMoEOutput, collaborate
+from airmoe_ray.run import Reporter
+from airmoe_ray.sources import Source
+from airmoe_ray.training import Batch, StepResult, learning_rate_factor, optimizers, restore_moments, stored_moments
+from airmoe_ray.warm_start import Indices, fitted_queries, own_data
+from airmoe_ray.world import Alone
+
+_TRIES = 5
+_EXPERT = "clients.experts."
+
+
+class FederatedTrainer:
+    """The cloud's side, with the interface of `Trainer`; `model` keeps the clients' files as of the last `state`."""
+
+    def __init__(
+        self,
+        model: AirMoE,
+        config: Config,
+        card: ModelCard,
+        *,
+        total_steps: int,
+        class_weight_C: Tensor | None = None,
+        report: Reporter,
+        **actors: Any,
+    ) -> None:
+        self.model, self.config, self.card, self.total_steps = model, config, card, total_steps
+        self.class_weight_C, self.report, self.world = class_weight_C, report, Alone()
+        self.step_count = 0
+        self.adam, _ = optimizers([(model.query, config.train.query_lr_factor)], None, config)
+        self.traffic = Traffic()
+        self.participants: Participants | None = None
+        self._actors = actors  # classes other than the usual ones
+
+    def begin(self, moments: dict[str, Tensor] | None = None) -> None:
+        """Hand every client its own part, and wait until all of them are there."""
+        files: Files = {}
+        for j in range(self.config.experts.count):
+            mine = {k.removeprefix(f"{_EXPERT}{j}."): v for k, v in (moments or {}).items() if _is_of(k, j)}
+            files[j] = (serialise(expert_tensors(self.model.clients, j)), serialise(mine))
+        self.participants = Participants(self.config, self.card, files, self.report, **self._actors)
+        self.clients = FederatedClients(
+            self.participants.roster(),
+            classes=len(self.card.classes),
+            call_s=self.config.train.client_deadline_s,
+            traffic=self.traffic,
+        )
+
+    def close(self) -> None:
+        """End the clients' actors."""
+        if self.participants is not None:
+            self.participants.close()
+
+    def warm_start(self, pooled_SD: Tensor, source: Source, data: Sequence[Indices]) -> None:
+        """Each client gets the features of its own D_j once, has its labels, and learns alone."""
+        query_dist_Sd = fitted_queries(self.model.query, pooled_SD, self.config)
+        weight_C = None if self.class_weight_C is None else self.class_weight_C.cpu().numpy()
+        calls = []
+        for j, indices in enumerate(data):
+            own = own_data(source, query_dist_Sd, indices, self.config)
+            for arrays in (own.features, own.query_dists):
+                self.traffic.down("warm start", reals=sum(array.size for array in arrays))
+            handle = self._everybody.instances[str(j)].handle
+            calls.append(handle.warm_start.remote(j, own, weight_C))
+        bar = self.report.progress("warm start")
+        while calls:
+            done, calls = ray.wait(calls)
+            ray.get(done)
+            bar(len(data) - len(calls), len(data))
+
+    def step(self, batch: Batch) -> StepResult:
+        """Forward through the air, the two exchanges back, every client's own step, the query's step."""
+        for _ in range(_TRIES):
+            self._everybody.set_learning(True)
+            self.clients.roster = self._everybody.roster()
+            try:
+                return self._step(batch)
+            except NoExpertsError as error:
+                self._everybody.miss(error.faults)
+                self._everybody.wait_for_someone()
+            except ChannelLostError:
+                self._everybody.await_channel()
+        raise ClusterError(f"a step failed {_TRIES} times in a row, clients come and go too fast; go on with --resume")
+
+    def _step(self, batch: Batch) -> StepResult:
+        config = self.config
+        output = collaborate(
+            self.model.query(batch.features_BDhw),
+            batch.features_BDhw,
+            batch.ids_B,
+            self.clients,
+            routing_config=config.routing,
+            channel=config.channel,
+            seed=config.seed,
+        )
+        round_, routing = output.round, output.routing
+        own = cloud_gradients(
+            output, round_.stat_BNd, batch.labels_BHW, config=config, class_weight_C=self.class_weight_C
+        )
+        agreement_BK = round_.weigh(own.logits_BChw)
+        report = report_gradients(agreement_BK, output, round_.capacity_BK, own.logits_BChw, config)
+        heard = int(routing.active_BK.sum())
+        rate = config.train.lr * learning_rate_factor(self.step_count, self.total_steps, config.train)
+        learned = round_.learn(
+            own.stat_BNd,
+            report,
+            align_share=config.train.lambda_align / heard,
+            learning_rate=None if config.train.grad_clip else rate,
+        )
+        query_grad_Bd = own.query_Bd + sum(torch.from_numpy(x.query_grad_Bd).to(own.query_Bd) for x in learned.values())
+        self.adam.zero_grad(set_to_none=True)
+        output.query_dist_Bd.backward(query_grad_Bd)
+        if config.train.grad_clip:
+            scale = self._clip(sum(x.square_norm for x in learned.values()))
+            round_.descend(learned, learning_rate=rate, scale=scale)
+        for group in self.adam.param_groups:
+            group["lr"] = rate * group["factor"]
+        self.adam.step()
+        self.step_count += 1
+        self.traffic.images += len(batch.ids_B)
+        self.clients.finished.append(round_.name)
+        self._everybody.miss(round_.faults)
+        terms = self._terms(own, output, sum(x.frl_term for x in learned.values()))
+        return StepResult(terms, routing.selected_BK, routing.active_BK, len(batch.ids_B))
+
+    def _clip(self, square_norm: float) -> float:
+        """Scale of all gradients that keeps their common norm within `grad_clip`; the query's are scaled here."""
+        grads = [parameter.grad for parameter in self.model.query.parameters() if parameter.grad is not None]
+        total = (square_norm + float(sum(grad.square().sum() for grad in grads))) ** 0.5
+        scale = min(1.0, self.config.train.grad_clip / (total + 1e-6))
+        for grad in grads:
+            grad.mul_(scale)
+        return scale
+
+    def _terms(self, own: CloudGradients, output: AirMoEOutput[FederatedRound], frl_term: float) -> LossTerms:
+        train, active_BK = self.config.train, output.routing.active_BK
+        align = output.delta_BK.masked_fill(~active_BK, 0.0).sum() / active_BK.sum()
+        frl = own.ce.new_tensor(frl_term)
+        total = own.ce + train.lambda_lb * own.lb + train.lambda_frl * frl + train.lambda_align * align
+        return LossTerms(total, own.ce, own.lb, frl, align)
+
+    def end_epoch(self) -> None:
+        """Nothing is handed out: there is no common expert."""
+
+    # the operator's copies, outside the protocol
+
+    def state(self, *, epoch: int) -> TrainerState:
+        """Everybody's moments, and the clients' files into `model`: what a checkpoint needs."""
+        moments = {f"query.{name}": value for name, value in stored_moments(self.model.query, self.adam).items()}
+        for client, (weights, optimizer) in self._everybody.archive().items():
+            load_client(self.model.clients, client, weights, f"expert {client}")
+            stored = parse_tensors(optimizer, f"optimizer of expert {client}")
+            moments |= {f"{_EXPERT}{client}.{name}": value for name, value in stored.items()}
+        return TrainerState(epoch=epoch, step=self.step_count, optimizer=moments)
+
+    def restore(self, state: TrainerState) -> None:
+        """Continue where `state` was taken; `model` holds its weights. The clients start with `begin`."""
+        self.step_count = state.step
+        mine = {k.removeprefix("query."): v for k, v in state.optimizer.items() if k.startswith("query.")}
+        restore_moments(self.model.query, self.adam, mine)
+        self.begin({k: v for k, v in state.optimizer.items() if k.startswith(_EXPERT)})
+
+    @property
+    def _everybody(self) -> Participants:
+        assert self.participants is not None, "begin first"
+        return self.participants
+
+
+class RemoteModel:
+    """Answers like `AirMoE`, by asking the clients where they are: for validation."""
+
+    def __init__(self, trainer: FederatedTrainer) -> None:
+        self.trainer, self.config, self.query = trainer, trainer.config, trainer.model.query
+
+    def eval(self) -> None:
+        """Clients only answer from now on."""
+        self.trainer._everybody.set_learning(False)
+
+    def __call__(
+        self,
+        features_BDhw: Tensor,
+        ids_B: Sequence[int],
+        *,
+        routing_config: RoutingConfig | None = None,
+        channel: ChannelConfig | None = None,
+    ) -> AirMoEOutput[RayRound]:
+        """As `AirMoE.forward`."""
+        clients = RayClients(
+            self.trainer._everybody.roster(),
+            classes=len(self.trainer.card.classes),
+            call_s=self.config.train.client_deadline_s,
+        )
+        return collaborate(
+            self.query(features_BDhw),
+            features_BDhw,
+            ids_B,
+            clients,
+            routing_config=routing_config or self.config.routing,
+            channel=channel or self.config.channel,
+            seed=self.config.seed,
+        )
+
+
+def _is_of(name: str, client: int) -> bool:
+    return name.startswith(f"{_EXPERT}{client}.")

@@ -1,0 +1,130 @@
+"""Training where experts stay with their clients: what crosses backwards, as pure functions.
+
+The sum on the air is linear in every y_j, so the chain rule splits between cloud and clients. Going back there are two
+exchanges. First the cloud broadcasts g = dL/dy^ and each routed client answers with one number per input,
+a_j = <g, y_j>. Then every client gets its derivatives (of delta_j, c_j and its statistic P_j), learns, and returns d
+numbers of dL/dQ per input. No weight, feature map or activation of a client goes up.
+Suffixes: B inputs, N clients, K routed, n clients of one host, d statistic, C classes, h w grid; P (input, rank) pairs.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from airmoe_ray.aggregation import fusion_weights
+from airmoe_ray.clients import LocalClients
+from airmoe_ray.config import ChannelConfig, Config
+from airmoe_ray.losses import frl_regulariser, load_balance, pixel_cross_entropy
+from airmoe_ray.moe import AirMoEOutput
+from airmoe_ray.power import capacity, receive_scale
+from airmoe_ray.statistics import js_divergence, norm
+
+
+class CloudGradients(NamedTuple):
+    """What the cloud knows before it asks anybody: its own loss terms and their derivatives."""
+
+    ce: Tensor
+    lb: Tensor
+    logits_BChw: Tensor  # g = dL_CE/dy^, broadcast to the routed clients
+    query_Bd: Tensor  # the cloud's own part of dL/dQ
+    stat_BNd: Tensor  # dL_LB/dP_j, each client gets its own
+
+
+class ReportGradients(NamedTuple):
+    """Derivatives by what the routed clients reported."""
+
+    delta_BK: Tensor  # dL/d(delta_j), Eq. (14)-(15)
+    capacity_BK: Tensor  # dL/d(c_j), Eq. (17); zero unless `channel.rho_grad`
+
+
+def cloud_gradients(
+    output: AirMoEOutput[Any],
+    stat_BNd: Tensor,
+    labels_BHW: Tensor,
+    *,
+    config: Config,
+    class_weight_C: Tensor | None = None,
+) -> CloudGradients:
+    """L_CE by y^ and lambda_LB L_LB by Q and P_j, Eq. (19)-(20); `stat_BNd` is the leaf that the router read."""
+    logits_BChw = output.logits_BChw.detach().requires_grad_()
+    total, count = pixel_cross_entropy(
+        logits_BChw, labels_BHW, stride=config.train.loss_stride, class_weight_C=class_weight_C
+    )
+    ce = total / count.clamp_min(1.0)
+    (g_BChw,) = torch.autograd.grad(ce, logits_BChw)
+    lb = load_balance(output.routing.prob_BN.mean(dim=0))
+    query_Bd, stat_grad_BNd = torch.autograd.grad(
+        config.train.lambda_lb * lb, (output.query_dist_Bd, stat_BNd), retain_graph=True
+    )
+    return CloudGradients(ce.detach(), lb.detach(), g_BChw, query_Bd, stat_grad_BNd)
+
+
+def report_gradients(
+    agreement_BK: Tensor, output: AirMoEOutput[Any], capacity_BK: Tensor, g_BChw: Tensor, config: Config
+) -> ReportGradients:
+    r"""dL/d(delta_j) and dL/d(c_j) from the clients' a_j = <g, y_j>.
+
+    y^ = sum_j beta_j y_j + Re n / sqrt(rho), so dL/d(beta_j) = a_j, and by Eq. (15)
+
+    .. math:: dL/d\delta_j = -\tilde w_j^2 (a_j - \sum_l \beta_l a_l) / \sum_l \tilde w_l
+
+    The cloud does not know n, but <g, Re n> / sqrt(rho) is what is left of <g, y^> after the clients' share, and that
+    is all that dL/d(rho) needs. Derivatives by autograd on the cloud's own Eq. (15) and (17).
+    """
+    active_BK = output.routing.active_BK
+    delta_BK = output.delta_BK.detach().requires_grad_()
+    limit_BK = capacity_BK.detach().requires_grad_()
+    beta_BK = fusion_weights(delta_BK, active_BK, config.routing)
+    fused_B = (beta_BK * agreement_BK.masked_fill(~active_BK, 0.0)).sum(dim=-1)
+    total = fused_B.sum()
+    if config.channel.rho_grad and config.channel.kind == "air":
+        rho_B = receive_scale(limit_BK, beta_BK, active_BK)
+        noise_B = ((g_BChw * output.logits_BChw).sum(dim=(1, 2, 3)) - fused_B).detach()
+        total = total + (noise_B * (rho_B.detach() / rho_B).sqrt()).sum()
+    found = torch.autograd.grad(total, (delta_BK, limit_BK), allow_unused=True, materialize_grads=True)
+    return ReportGradients(*found)
+
+
+class Lesson(NamedTuple):
+    """What one host is told in the second exchange; pairs are those of its clients that were heard."""
+
+    stat_grad_Bnd: Tensor
+    sample_P: Tensor
+    beta_P: Tensor
+    delta_grad_P: Tensor
+    capacity_grad_P: Tensor
+    align_share: float  # lambda_align over the number of heard pairs of the whole batch
+
+
+def client_loss(
+    clients: LocalClients,
+    query_dist_Bd: Tensor,
+    lesson: Lesson,
+    *,
+    outputs_P: tuple[Tensor, Tensor],
+    g_BChw: Tensor,
+    gain_P: Tensor,
+    channel: ChannelConfig,
+) -> tuple[Tensor, Tensor]:
+    """A scalar whose gradients at a host are those of the whole objective, and the host's own part of L_FRL.
+
+    `outputs_P` are y_j and psi_j with their graphs; `query_dist_Bd` is a leaf, whose gradient is the host's answer.
+    """
+    config, temperature = clients.config, clients.config.routing.norm_temperature
+    read = clients.frl.read(query_dist_Bd)  # as in the round's read, now with its graph
+    frl_term = frl_regulariser(clients.frl, read.alpha_BNM)
+    stat_Bnd = norm(read.value_BNd, temperature)
+    loss = (lesson.stat_grad_Bnd * stat_Bnd).sum() + config.train.lambda_frl * frl_term
+    logits_PChw, psi_Pd = outputs_P
+    if len(psi_Pd):
+        rows_P = lesson.sample_P
+        loss = loss + (lesson.beta_P[:, None, None, None] * g_BChw[rows_P] * logits_PChw).sum()
+        seen_Pd = norm(psi_Pd, temperature)  # R_j
+        loss = loss + (lesson.delta_grad_P * js_divergence(query_dist_Bd[rows_P], seen_Pd)).sum()
+        loss = loss + lesson.align_share * js_divergence(query_dist_Bd.detach()[rows_P], seen_Pd).sum()
+        if channel.rho_grad and channel.kind == "air":
+            energy_P = logits_PChw.square().sum(dim=(1, 2, 3))
+            budget = channel.power * logits_PChw[0].numel()
+            loss = loss + (lesson.capacity_grad_P * capacity(energy_P, gain_P, budget)).sum()
+    return loss, frl_term.detach()
