@@ -4,82 +4,41 @@ Ray Train starts the workers, joins them into a process group and starts them ag
 the run's own checkpoint. What a worker does is the same code as in one process.
 """
 
+import contextlib
+import os
+import shutil
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.train
+import ray.train.torch
 import torch
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from actors.cluster import nodes
 from actors.errors import ClusterError
+from actors.mailbox import Mailbox, PostingReporter, show
 from airmoe_ray.config import Config
-from airmoe_ray.errors import UserError
+from airmoe_ray.errors import UserError, disk_trouble
 from airmoe_ray.run import Reporter, train_run
 from airmoe_ray.run_folder import stored_summary
-from airmoe_ray.world import Alone, Group
+from airmoe_ray.world import Alone, Group, World
 
-_POLL_S = 0.2
 _MAX_FAILURES = 3
 
 
-class Mailbox:
-    """What the first worker reports, until the driver shows it."""
-
-    def __init__(self) -> None:
-        self.letters: list[tuple[Any, ...]] = []
-        self.complaint: str | None = None
-
-    def post(self, letter: tuple[Any, ...]) -> None:
-        """Leave a report."""
-        self.letters.append(letter)
-
-    def complain(self, message: str) -> None:
-        """A user's mistake, which ends the training."""
-        self.complaint = message
-
-    def complaint_of_worker(self) -> str | None:
-        """What a worker complained about, if any did."""
-        return self.complaint
-
-    def collect(self) -> list[tuple[Any, ...]]:
-        """Take all reports."""
-        letters, self.letters = self.letters, []
-        return letters
-
-
-class PostingReporter:
-    """A `Reporter` that writes to a mailbox and never waits."""
-
-    def __init__(self, mailbox: Any) -> None:
-        self.mailbox = mailbox
-
-    def line(self, text: str) -> None:
-        """A line that stays."""
-        self.mailbox.post.remote(("line", text))
-
-    def progress(self, title: str) -> Any:
-        """A bar."""
-        self.mailbox.post.remote(("bar", title))
-        return lambda done, total: self.mailbox.post.remote(("move", done, total))
-
-    def note(self, text: str) -> None:
-        """A note beside the bar."""
-        self.mailbox.post.remote(("note", text))
-
-
-def train_on_ray(config: Config, folder: Path, *, workers: int, resume: bool, report: Reporter) -> dict[str, Any]:
-    """Train with `workers` workers on the connected cluster; the summary, as of `train_run`."""
-    gpus = sum(node.gpus for node in nodes())
-    cpus = sum(node.cpus for node in nodes())
+def train_on_ray(
+    config: Config, folder: Path, *, workers: int | None = None, resume: bool, report: Reporter
+) -> dict[str, Any]:
+    """Train on the connected cluster, with one worker per GPU unless told otherwise; the summary of `train_run`."""
+    gpus, cpus = (int(sum(found)) for found in zip(*((node.gpus, node.cpus) for node in nodes()), strict=True))
+    workers = workers or max(gpus, 1)
     if workers > max(gpus, cpus):
-        raise ClusterError(f"--workers {workers}: the cluster has {cpus:g} CPUs and {gpus:g} GPUs; ask for fewer")
+        raise ClusterError(f"--workers {workers}: the cluster has {cpus} CPUs and {gpus} GPUs; ask for fewer")
     mailbox: Any = ray.remote(Mailbox).options(num_cpus=0).remote()
     job = {
         "config": config,
@@ -87,36 +46,100 @@ def train_on_ray(config: Config, folder: Path, *, workers: int, resume: bool, re
         "resume": resume,
         "mailbox": mailbox,
         "attempt": uuid.uuid4().hex,
-        "threads": max(int(cpus) // workers, 1),
+        "threads": max(min(cpus, torch.get_num_threads()) // workers, 1),
+        "at": Path.cwd(),
     }
-    trainer = TorchTrainer(
+    storage = folder.resolve() / "state" / "ray_train"
+    shutil.rmtree(storage, ignore_errors=True)  # Ray would go on with what an earlier run left there
+    try:
+        _fit(_trainer(job, storage, workers=workers, gpu=gpus >= workers), mailbox, report)
+    except ray.train.TrainingFailedError as error:
+        _raise_complaint(mailbox)
+        raise ClusterError(f"training failed after {_MAX_FAILURES} new starts: {_reason(str(error), config)}") from None
+    _raise_complaint(mailbox)
+    shutil.rmtree(storage, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        storage.parent.rmdir()  # unless it holds something else
+    return stored_summary(folder)
+
+
+def _trainer(job: dict[str, Any], storage: Path, *, workers: int, gpu: bool) -> TorchTrainer:
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # relative paths in the configuration mean what they say
+    timeout_s = round(job["config"].train.group_timeout_s)
+    return TorchTrainer(
         _work,
         train_loop_config=job,
-        torch_config=TorchConfig(backend="nccl" if gpus >= workers else "gloo", timeout_s=1800),
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus >= workers),
+        # counts are summed on the CPU, gradients where they are
+        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if gpu else "gloo", timeout_s=timeout_s),
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpu),
         run_config=RunConfig(
-            name="ray_train",
-            storage_path=str(folder.resolve() / "state"),
+            name=storage.name,
+            storage_path=str(storage.parent),
             failure_config=FailureConfig(max_failures=_MAX_FAILURES),
         ),
     )
-    with _shown(mailbox, report):
+
+
+def _fit(trainer: TorchTrainer, mailbox: Any, report: Reporter) -> None:
+    """Run to the end, showing what arrives in the mailbox.
+
+    Ray waits in a thread of its own: in the main one it would take Ctrl-C for itself and end as if all were well.
+    """
+    outcome: list[BaseException] = []
+
+    def fit() -> None:
         try:
             trainer.fit()
-        except ray.train.TrainingFailedError as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            raise ClusterError(f"training failed after {_MAX_FAILURES} new starts: {lines[-1][:300]}") from None
-        finally:
-            complaint = ray.get(mailbox.complaint_of_worker.remote())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=fit, daemon=True)
+    thread.start()
+    show(mailbox, report, while_=thread.is_alive)
+    thread.join()
+    if outcome:
+        raise outcome[0]
+
+
+def _raise_complaint(mailbox: Any) -> None:
+    complaint = ray.get(mailbox.complaint_of_worker.remote())
     if complaint is not None:
         raise UserError(complaint)
-    return stored_summary(folder)
+
+
+def _reason(text: str, config: Config) -> str:
+    """The last line of Ray's story, or what a timeout in a collective means."""
+    if "timed out" in text.lower() or "timeout" in text.lower():
+        return (
+            f"a worker kept the others waiting for train.group_timeout_s = {config.train.group_timeout_s:g}; look for "
+            "what stops it (memory, disk, network), or raise the limit"
+        )
+    return [line.strip() for line in text.splitlines() if line.strip()][-1][:300]
 
 
 def _work(job: dict[str, Any]) -> None:
     """One worker: joins the group, then trains like a single process would."""
-    alone = ray.train.get_context().get_world_size() == 1
-    world = Alone() if alone else Group()
+    if ray.get(job["mailbox"].complaint_of_worker.remote()) is not None:
+        return  # started again after a mistake that a new start does not mend
+    world: World = Alone() if ray.train.get_context().get_world_size() == 1 else Group()
+    if job["at"].is_dir():
+        os.chdir(job["at"])
+    try:
+        _train(job, world)
+    except UserError as error:
+        told = str(error)
+    except OSError as error:
+        told = disk_trouble(error) or ""
+        if not told:
+            raise
+    else:
+        return
+    ray.get(job["mailbox"].complain.remote(told))
+    if world.size > 1:
+        raise RuntimeError(told)  # the others may be waiting for this one: only Ray can end them
+
+
+def _train(job: dict[str, Any], world: World) -> None:
     config, folder = job["config"], job["folder"]
     if not config.train.threads:
         torch.set_num_threads(job["threads"])
@@ -127,45 +150,14 @@ def _work(job: dict[str, Any]) -> None:
     if world.rank == 0:
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()
-    try:
-        train_run(
-            config,
-            folder,
-            resume=job["resume"] or (again and (folder / "checkpoint").exists()),
-            report=PostingReporter(job["mailbox"]),
-            world=world,
-            after_epoch=lambda row: ray.train.report({"epoch": row["epoch"], "loss": row["loss"]}),
-        )
-    except UserError as error:  # starting again would not help
-        ray.get(job["mailbox"].complain.remote(str(error)))
+    train_run(
+        config,
+        folder,
+        resume=job["resume"] or (again and (folder / "checkpoint").exists()),
+        report=PostingReporter(job["mailbox"]),
+        world=world,
+        device=ray.train.torch.get_device() if config.train.device == "auto" else None,
+        after_epoch=lambda row: ray.train.report({"epoch": row["epoch"], "loss": row["loss"]}),
+    )
     if world.rank == 0:
         marker.unlink(missing_ok=True)
-
-
-@contextmanager
-def _shown(mailbox: Any, report: Reporter) -> Iterator[None]:
-    """Show what arrives in the mailbox for the duration of the block."""
-    done = threading.Event()
-
-    def show() -> None:
-        move: Any = None
-        last = False
-        while not last:
-            last = done.wait(_POLL_S)
-            for kind, *content in ray.get(mailbox.collect.remote()):
-                if kind == "line":
-                    report.line(*content)
-                elif kind == "bar":
-                    move = report.progress(*content)
-                elif kind == "move":
-                    move(*content)
-                else:
-                    report.note(*content)
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(10)

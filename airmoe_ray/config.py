@@ -214,6 +214,15 @@ class TrainConfig(Block):
     every operation, and then for the others' turn as well."""
     device: str = "auto"
     """`auto` takes a GPU when there is one; or `cpu`, `cuda:1`, …"""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the experts' convolutions in training; routing, statistics, FRL and channel stay in float32.
+    `auto` is bfloat16 on GPUs that have it."""
+    engine: Literal["ray", "local"] = "ray"
+    """`ray` trains on Ray Train, with `--workers`; `local` in this process alone, for debugging. The same curve."""
+    group_timeout_s: Annotated[float, Field(ge=1)] = 1800.0
+    """A worker that the others have waited for this long is taken for lost, and the group starts again [s]."""
+    tensorboard: bool = False
+    """Also write curves for TensorBoard into the run's folder (extra `tensorboard`)."""
 
 
 class ServeConfig(Block):

@@ -5,18 +5,17 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn.functional import interpolate
 
 from airmoe_ray.clients import LocalRound
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
-from airmoe_ray.features import FeatureCache, Progress
+from airmoe_ray.features import Progress
 from airmoe_ray.inference import Prepared, Segmenter, mask_of
 from airmoe_ray.ledger import account
 from airmoe_ray.metrics import ConfusionMatrix, RoutingStats
-from airmoe_ray.moe import AirMoE, AirMoEOutput
+from airmoe_ray.moe import AirMoEOutput
 from airmoe_ray.rng import evaluation_id
+from airmoe_ray.world import World
 
 BATCH = 8
 
@@ -44,6 +43,12 @@ class Scoreboard:
         for domain, mask, label in zip(domain_B, masks, labels, strict=True):
             self.total.add(label, mask)
             self.by_domain[domain].add(label, mask)
+
+    def add_others(self, world: World) -> None:
+        """What every worker counted, on every worker."""
+        for matrix in (self.total, *self.by_domain):
+            matrix.add_others(world)
+        self.stats.add_others(world)
 
     def result(self) -> dict[str, Any]:
         """What `airmoe eval --json` prints."""
@@ -88,24 +93,6 @@ def _ledger(segmenter: Segmenter, output: AirMoEOutput[LocalRound]) -> dict[str,
         gains_K=gains_K,
     )
     return asdict(ledger)
-
-
-@torch.inference_mode()
-def validate(model: AirMoE, view: FeatureCache, dataset: SegmentationDataset) -> dict[str, Any]:
-    """The same scores from cached features, at the fitted size: quick enough for every epoch."""
-    device = model.query.linear.weight.device
-    board = Scoreboard(dataset, clients=model.config.experts.count)
-    model.eval()
-    for shape in range(len(view.grids)):
-        members = np.flatnonzero(view.shape_of == shape).tolist()
-        for indices in (members[start : start + BATCH] for start in range(0, len(members), BATCH)):
-            rows = [view.get(i) for i in indices]
-            features_BDhw = torch.from_numpy(np.stack([row[0] for row in rows])).to(device, torch.float32)
-            output = model(features_BDhw, [evaluation_id(i) for i in indices])
-            size = rows[0][1].shape
-            logits = interpolate(output.logits_BChw, size=size, mode="bilinear", align_corners=False)
-            board.add(output, indices, list(logits.argmax(dim=1).cpu().numpy()), [row[1] for row in rows])
-    return board.result()
 
 
 def _batches(

@@ -82,7 +82,7 @@ def mask_of(logits_Chw: Tensor, image: Prepared) -> UInt8Array:
     """Class ids at the image's own size: up to the padded size, crop, up or down to the original, argmax."""
     mask = np.empty(image.original, dtype=np.uint8)
     for place, logits_Cyx in _tiles(logits_Chw, image):
-        mask[place] = _argmax(logits_Cyx)[0]
+        mask[place] = best_class(logits_Cyx)[0]
     return mask
 
 
@@ -92,7 +92,7 @@ def mask_and_scores(logits_Chw: Tensor, image: Prepared) -> tuple[UInt8Array, ND
     classes = logits_Chw.shape[0]
     total_C, area_C = np.zeros(classes), np.zeros(classes, dtype=np.int64)
     for place, logits_Cyx in _tiles(logits_Chw, image):
-        mask[place], best = _argmax(logits_Cyx)
+        mask[place], best = best_class(logits_Cyx)
         ids = mask[place].ravel()
         area_C += np.bincount(ids, minlength=classes)
         total_C += np.bincount(ids, weights=_winning_softmax(logits_Cyx, best).ravel(), minlength=classes)
@@ -118,7 +118,7 @@ def _tiles(logits_Chw: Tensor, image: Prepared) -> Iterator[tuple[tuple[slice, s
             yield (rows, columns), (R @ (nodes_Chw @ Q.T)).numpy()
 
 
-def _argmax(logits_Cyx: Float32Array) -> tuple[UInt8Array, Float32Array]:
+def best_class(logits_Cyx: Float32Array) -> tuple[UInt8Array, Float32Array]:
     """First index of the largest logit, and that logit; running comparisons beat an argmax across planes tenfold."""
     best = logits_Cyx[0].copy()
     ids = np.zeros(best.shape, dtype=np.uint8)

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from airmoe_ray.clients import LocalRound
 from airmoe_ray.data.base import IGNORE
 from airmoe_ray.moe import AirMoEOutput
 from airmoe_ray.statistics import entropy
+from airmoe_ray.world import World
 
 Counts = NDArray[np.int64]
 
@@ -29,6 +31,10 @@ class ConfusionMatrix:
         classes, seen = len(self.counts), truth != IGNORE
         pairs = truth[seen].astype(np.int64) * classes + prediction[seen]
         self.counts += np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+    def add_others(self, world: World) -> None:
+        """The sum over workers, on every worker."""
+        self.counts = world.total(torch.from_numpy(self.counts)).numpy()
 
     def scores(self) -> dict[str, float]:
         """mIoU, mF1, mPre, mRec in 0-100; see `per_class` for absent classes."""
@@ -86,6 +92,17 @@ class RoutingStats:
         self.nmse += float(output.nmse_B.sum())
         self.truncated += int((~output.routing.active_BK).sum())
         self.inputs += len(chosen)
+
+    def add_others(self, world: World) -> None:
+        """The sum over workers, on every worker."""
+        self.selected_N, self.top_DN = (
+            world.total(torch.from_numpy(counts)).numpy() for counts in (self.selected_N, self.top_DN)
+        )
+        if self.attention_NM is not None:
+            self.attention_NM = world.total(self.attention_NM)
+        sums = torch.tensor([self.attention_entropy, self.nmse, self.truncated, self.inputs], dtype=torch.float64)
+        self.attention_entropy, self.nmse, truncated, inputs = world.total(sums).tolist()
+        self.truncated, self.inputs = int(truncated), int(inputs)
 
     def summary(self) -> dict[str, object]:
         """What `eval` reports under `routing`."""

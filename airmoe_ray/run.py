@@ -1,6 +1,6 @@
 """A training run from configuration to checkpoint, in one process: data, features, warm start, epochs, validation.
 
-DIR/config.yaml  DIR/metrics.jsonl  DIR/summary.json (once finished)  DIR/checkpoint/
+DIR/config.yaml  DIR/metrics.jsonl  DIR/summary.json (once finished)  DIR/checkpoint/  DIR/checkpoint-best/
 """
 
 import json
@@ -10,29 +10,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from airmoe_ray.backbone import Backbone, load_backbone
-from airmoe_ray.checkpoint import ModelCard, save_checkpoint
+from airmoe_ray.checkpoint import ModelCard
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
-from airmoe_ray.data import SegmentationDataset, held_out, open_dataset
+from airmoe_ray.data import SegmentationDataset
 from airmoe_ray.data.base import ClassTable
-from airmoe_ray.data.transforms import parse_view
 from airmoe_ray.device import pick_device
 from airmoe_ray.errors import UserError
-from airmoe_ray.evaluation import validate
 from airmoe_ray.experts import dilations_for
 from airmoe_ray.features import FeatureCache, Progress, cache_bytes, cached_features
-from airmoe_ray.ledger import check_budget
+from airmoe_ray.log import TensorBoard, describe
+from airmoe_ray.losses import LossTerms
 from airmoe_ray.metrics import balancedness
 from airmoe_ray.moe import AirMoE
-from airmoe_ray.run_folder import append_row, begin_folder, restore, stored_summary
+from airmoe_ray.preflight import check_run, check_space
+from airmoe_ray.run_folder import (
+    Best,
+    append_row,
+    best_so_far,
+    restore,
+    save_epoch,
+    stored_summary,
+)
 from airmoe_ray.sources import CachedSource, OnlineSource, Source
 from airmoe_ray.training import Schedule, Trainer, class_weights
+from airmoe_ray.validation import validate
 from airmoe_ray.warm_start import client_data, warm_start
 from airmoe_ray.world import Alone, World, first_then_others
+
+_LOOK_EVERY = {"cuda": 10}  # steps between looks at the loss, each of which a GPU has to be waited for
 
 
 class Reporter(Protocol):
@@ -77,6 +86,7 @@ class Run:
     validation: tuple[FeatureCache, SegmentationDataset] | None
     device: torch.device
     start_epoch: int = 0
+    best: Best | None = None
 
 
 def train_run(
@@ -86,47 +96,63 @@ def train_run(
     resume: bool = False,
     report: Reporter | None = None,
     world: World | None = None,
+    device: torch.device | None = None,
     after_epoch: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Train to the end and return the summary that is also written to `summary.json`.
 
-    Each of several workers calls this; the first one writes files and reports.
+    Each of several workers calls this; the first one writes files and reports. `device` where the configured `auto`
+    is not this worker's.
     """
     world = world or Alone()
     report = (report if world.rank == 0 else None) or Silent()
     begun = time.monotonic()
-    run = open_run(config, folder, resume=resume, report=report, world=world)
-    if run.start_epoch == config.train.epochs:
-        report.line(f"{folder}: all {config.train.epochs} epochs are trained, nothing is left to do")
+    run = open_run(config, folder, resume=resume, report=report, world=world, device=device)
+    epochs = config.train.epochs
+    if run.start_epoch == epochs:
+        report.line(f"{folder}: all {epochs} epochs are trained, nothing is left to do")
         return stored_summary(folder)
+    board = None
+    if config.train.tensorboard and world.rank == 0:
+        board = TensorBoard(folder / "tensorboard", epochs_done=run.start_epoch)
     row: dict[str, Any] = {}
-    for epoch in range(run.start_epoch, config.train.epochs):
+    first_epoch_begun = time.monotonic()
+    for epoch in range(run.start_epoch, epochs):
         row = train_epoch(run, epoch, report)
+        per_epoch_s = (time.monotonic() - first_epoch_begun) / (epoch + 1 - run.start_epoch)
+        report.line(describe(row, epochs, per_epoch_s * (epochs - epoch - 1)))
         if world.rank == 0:
-            append_row(folder, row)  # before the checkpoint: a resumed run drops rows it will write again
-            if (epoch + 1) % config.train.checkpoint_every == 0 or epoch + 1 == config.train.epochs:
-                save_checkpoint(folder / "checkpoint", run.trainer.model, run.card, run.trainer.state(epoch=epoch + 1))
+            _keep(run, row)
+            if board is not None:
+                board.add(row)
         after_epoch(row)
-    summary = {"epochs": config.train.epochs, "seconds": round(time.monotonic() - begun, 1), "last": row}
+    summary = {"epochs": epochs, "seconds": round(time.monotonic() - begun, 1), "last": row}
+    if run.best is not None:
+        summary["best"] = run.best._asdict()
     if world.rank == 0:
         (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     return summary
 
 
-def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter, world: World | None = None) -> Run:
+def open_run(
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool,
+    report: Reporter,
+    world: World | None = None,
+    device: torch.device | None = None,
+) -> Run:
     """Check what can be checked before the work starts, then build or restore everything."""
     world = world or Alone()
-    check_budget(config)
-    for view in config.data.views:
-        parse_view(view)
-    device = pick_device(config.train.device, threads=config.train.threads)
-    dataset = open_dataset(config.data, "train")
-    val_dataset = held_out(config.data, dataset)
+    with first_then_others(world):
+        dataset, val_dataset = check_run(config, folder, resume=resume)
     warm = config.train.warm_start.enabled and not resume
     clients_data = client_data([dataset.domain_of(i) for i in range(len(dataset))], config) if warm else []
-    if world.rank == 0:
-        begin_folder(folder, config, resume=resume)
+    device = device or pick_device(config.train.device, threads=config.train.threads)
     backbone = load_backbone(config.backbone).to(device)
+    classes = dataset.classes
+    check_space(folder, config, feature_dim=backbone.dim, classes=len(classes.names))
     validation = None
     with first_then_others(world):
         source = _open_source(dataset, backbone, config, report)
@@ -136,7 +162,6 @@ def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter, wo
             bar = report.progress("features (validation)")
             validation = (cached_features(val_dataset, backbone, config, "identity", progress=bar), val_dataset)
     dilations = dilations_for(config.experts, max(max(grid) for grid in source.grids))
-    classes = dataset.classes
     card = model_card(classes, backbone, dilations)
     model = AirMoE(config, feature_dim=backbone.dim, classes=len(classes.names), dilations=dilations).to(device)
     schedule = Schedule(source, config, world)
@@ -148,14 +173,16 @@ def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter, wo
         class_weight_C=None if weight_C is None else weight_C.to(device),
         world=world,
     )
-    start_epoch = 0
+    start_epoch, best = 0, None
     if resume:
-        start_epoch = restore(folder, trainer, card)
+        with first_then_others(world):
+            start_epoch = restore(folder, trainer, card)
+            best = best_so_far(folder)
     elif warm:
         warm_start(model, source, clients_data, config, trainer.class_weight_C)
     if world.rank == 0:
         (folder / "config.yaml").write_text(to_yaml(config))
-    return Run(config, folder, card, trainer, schedule, validation, device, start_epoch)
+    return Run(config, folder, card, trainer, schedule, validation, device, start_epoch, best)
 
 
 def model_card(classes: ClassTable, backbone: Backbone, dilations: Sequence[int]) -> ModelCard:
@@ -186,44 +213,49 @@ def _open_source(dataset: SegmentationDataset, backbone: Backbone, config: Confi
 def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
     """One pass over the data and one validation; the row for `metrics.jsonl`."""
     begun, steps = time.monotonic(), run.schedule.steps_per_epoch()
+    world, images = run.trainer.world, len(run.schedule.source.shape_of)
     bar = report.progress(f"epoch {epoch + 1}/{run.config.train.epochs}")
-    selected_N = np.zeros(run.config.experts.count, dtype=np.int64)
-    terms = torch.zeros(5)
-    images = 0
-    for step, batch in enumerate(run.schedule.batches(epoch, device=run.device)):
+    # summed where the model is: a GPU need not wait for the log
+    selected_N = torch.zeros(run.config.experts.count, dtype=torch.int64, device=run.device)
+    terms = torch.zeros(5, device=run.device)
+    for step, batch in enumerate(run.schedule.batches(epoch, device=run.device), start=1):
         result = run.trainer.step(batch)
-        terms += torch.stack(result.loss).cpu()
-        selected_N += np.bincount(result.selected_BK.cpu().numpy().ravel(), minlength=len(selected_N))
-        images += result.images
-        if not terms[0].isfinite():
-            raise UserError(
-                f"the loss is not finite in step {step + 1} of epoch {epoch + 1}; lower train.lr or set train.grad_clip"
-            )
-        report.note(f"loss {float(result.loss.total):.3f}  {images / (time.monotonic() - begun):.1f} images/s")
-        bar(step + 1, steps)
+        terms += torch.stack(result.loss)
+        selected_N += torch.bincount(result.selected_BK.flatten(), minlength=len(selected_N))
+        if step % _LOOK_EVERY.get(run.device.type, 1) == 0 or step == steps:
+            _check_finite(terms, step, epoch)
+            rate = images * step / steps / (time.monotonic() - begun)
+            report.note(f"loss {float(terms[0]) / step:.3f}  {rate:.1f} images/s")
+        bar(step, steps)
     run.trainer.end_epoch()
-    selected_N = run.trainer.world.total(torch.from_numpy(selected_N)).numpy()
+    routed_N = world.total(selected_N).cpu().numpy()
     seconds = time.monotonic() - begun
-    names = ("loss", "ce", "lb", "frl", "align")
-    row: dict[str, Any] = {"epoch": epoch + 1, **dict(zip(names, (terms / steps).tolist(), strict=True))}
+    row: dict[str, Any] = {"epoch": epoch + 1, **dict(zip(LossTerms._fields, (terms / steps).tolist(), strict=True))}
+    row["loss"] = row.pop("total")
     row |= {"images_per_s": images / seconds, "seconds": seconds}
-    if selected_N.any():  # else one expert learned for all, and nobody was routed
-        load = (selected_N / selected_N.mean()).round(3).tolist()
-        row |= {"balancedness": balancedness(selected_N), "load": load}
-    if run.validation is not None and run.trainer.world.rank == 0:
-        scores = validate(run.trainer.model, *run.validation)
-        row |= {"miou": scores["miou"], "nmi": scores["routing"]["nmi_domain_expert"]}
-    report.line(describe(row, run.config.train.epochs))
+    if routed_N.any():  # else one expert learned for all, and nobody was routed
+        row |= {"balancedness": balancedness(routed_N), "load": (routed_N / routed_N.mean()).round(3).tolist()}
+    if run.validation is not None:
+        scores = validate(run.trainer.model, *run.validation, world)
+        row |= {"miou": scores["miou"], "miou_ideal": scores["miou_ideal"]}
+        row |= {"nmi": scores["routing"]["nmi_domain_expert"], "validation_seconds": time.monotonic() - begun - seconds}
     return row
 
 
-def describe(row: dict[str, Any], epochs: int) -> str:
-    """One line per epoch."""
-    parts = [
-        f"epoch {row['epoch']:>3}/{epochs}",
-        f"loss {row['loss']:.3f} (ce {row['ce']:.3f}, lb {row['lb']:.3f}, align {row['align']:.3f})",
-        f"mIoU {row['miou']:5.1f}" if "miou" in row else "",
-        f"balance {row['balancedness']:.2f}" if "balancedness" in row else "shared expert",
-        f"{row['images_per_s']:.1f} images/s",
-    ]
-    return "  ".join(part for part in parts if part)
+def _check_finite(terms: torch.Tensor, step: int, epoch: int) -> None:
+    """All workers see the same sums, so all of them stop."""
+    if not terms[0].isfinite():
+        raise UserError(
+            f"the loss is not finite by step {step} of epoch {epoch + 1}; lower train.lr or set train.grad_clip"
+        )
+
+
+def _keep(run: Run, row: dict[str, Any]) -> None:
+    """The row, then the checkpoints: a resumed run drops rows that it will write again."""
+    epoch, train = row["epoch"], run.config.train
+    append_row(run.folder, row)
+    better = "miou" in row and (run.best is None or row["miou"] > run.best.miou)
+    if better:
+        run.best = Best(epoch, row["miou"])
+    due = epoch % train.checkpoint_every == 0 or epoch == train.epochs
+    save_epoch(run.folder, run.trainer, run.card, epoch=epoch, best=better, last=due)

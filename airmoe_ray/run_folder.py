@@ -1,25 +1,45 @@
-"""The folder of a run: refuse to overwrite, resume only what fits, keep the log free of holes and repeats."""
+"""The folder of a run: refuse to overwrite, resume only what fits, keep the log free of holes and repeats.
+
+`checkpoint/` is the last epoch, `checkpoint-best/` the one with the best validation score.
+"""
 
 import json
 import os
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from airmoe_ray.checkpoint import ModelCard, load_checkpoint, load_trainer_state, load_weights, recover
+from airmoe_ray.checkpoint import (
+    ModelCard,
+    TrainerState,
+    load_checkpoint,
+    load_trainer_state,
+    load_weights,
+    recover,
+    save_checkpoint,
+)
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.errors import CheckpointError, UserError
 from airmoe_ray.training import Trainer
 
+LAST, BEST = "checkpoint", "checkpoint-best"
 _FIXED = ("classes", "feature_dim", "dilations", "backbone_fingerprint")  # a resumed run cannot change these
+
+
+class Best(NamedTuple):
+    """The epoch with the best mIoU on the configured channel so far."""
+
+    epoch: int
+    miou: float
 
 
 def begin_folder(folder: Path, config: Config, *, resume: bool) -> None:
     """Make the folder and find out, before the work starts, whether results can be written at all."""
-    recover(folder / "checkpoint")
-    if not resume and (folder / "checkpoint").exists():
+    recover(folder / LAST)
+    if not resume and (folder / LAST).exists():
         raise UserError(f"{folder}: already holds a trained run; add --resume to continue it, or choose another --run")
-    if resume and not (folder / "checkpoint").exists():
+    if resume and not (folder / LAST).exists():
         raise UserError(f"{folder}: no checkpoint to resume from; leave --resume away to start from the beginning")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -29,13 +49,14 @@ def begin_folder(folder: Path, config: Config, *, resume: bool) -> None:
         if not resume:  # left by a run that was stopped before its first checkpoint
             (folder / "metrics.jsonl").unlink(missing_ok=True)
             (folder / "summary.json").unlink(missing_ok=True)
+            shutil.rmtree(folder / BEST, ignore_errors=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot write here ({error.strerror}); make room or choose another --run") from None
 
 
 def restore(folder: Path, trainer: Trainer, card: ModelCard) -> int:
     """Weights and optimizer from the run's checkpoint; returns the epochs already trained."""
-    stored, stored_card = load_checkpoint(folder / "checkpoint")
+    stored, stored_card = load_checkpoint(folder / LAST)
     config = trainer.config
     differs = [name for name in _FIXED if getattr(stored_card, name) != getattr(card, name)]
     if differs:
@@ -43,8 +64,8 @@ def restore(folder: Path, trainer: Trainer, card: ModelCard) -> int:
     for key in ("dim", "prototypes"):
         if getattr(stored.frl, key) != getattr(config.frl, key):
             raise CheckpointError(f"{folder}: was trained with another frl.{key}; resume it with its own settings")
-    load_weights(folder / "checkpoint", trainer.model)
-    state = load_trainer_state(folder / "checkpoint")
+    load_weights(folder / LAST, trainer.model)
+    state = load_trainer_state(folder / LAST)
     if state.epoch > config.train.epochs:
         raise UserError(
             f"{folder}: {state.epoch} epochs are trained already; train.epochs = {config.train.epochs} is less"
@@ -54,6 +75,24 @@ def restore(folder: Path, trainer: Trainer, card: ModelCard) -> int:
         (folder / "summary.json").unlink(missing_ok=True)  # there again when the run is finished
         _drop_rows_after(folder / "metrics.jsonl", state.epoch)
     return state.epoch
+
+
+def save_epoch(folder: Path, trainer: Trainer, card: ModelCard, *, epoch: int, best: bool, last: bool) -> None:
+    """Checkpoints after `epoch`; the best one first, so that it is never older than the last one says."""
+    if best:
+        bare = TrainerState(epoch=epoch, step=trainer.step_count, optimizer={})  # not to be resumed from
+        save_checkpoint(folder / BEST, trainer.model, card, bare)
+    if last:
+        save_checkpoint(folder / LAST, trainer.model, card, trainer.state(epoch=epoch))
+
+
+def best_so_far(folder: Path) -> Best | None:
+    """What `checkpoint-best/` holds, by the log; one of epochs that a resumed run takes again does not count."""
+    recover(folder / BEST)
+    if not (folder / BEST).is_dir():
+        return None
+    epoch = load_trainer_state(folder / BEST).epoch
+    return next((Best(epoch, row["miou"]) for row in _rows(folder / "metrics.jsonl") if row["epoch"] == epoch), None)
 
 
 def append_row(folder: Path, row: dict[str, Any]) -> None:
@@ -72,13 +111,19 @@ def _drop_rows_after(log: Path, epoch: int) -> None:
     """Keep whole rows up to `epoch`; a kill may have left later ones, or half a line."""
     if not log.exists():
         return
-    kept = []
-    for line in log.read_text().splitlines():
+    partial = log.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(row) + "\n" for row in _rows(log) if row["epoch"] <= epoch))
+    os.replace(partial, log)
+
+
+def _rows(log: Path) -> list[dict[str, Any]]:
+    """Whole rows of a log."""
+    rows = []
+    for line in log.read_text().splitlines() if log.exists() else []:
         try:
-            if json.loads(line)["epoch"] <= epoch:
-                kept.append(line + "\n")
+            row = json.loads(line)
+            int(row["epoch"])
         except (ValueError, KeyError, TypeError):
             continue
-    partial = log.with_suffix(".partial")
-    partial.write_text("".join(kept))
-    os.replace(partial, log)
+        rows.append(row)
+    return rows

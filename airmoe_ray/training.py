@@ -41,7 +41,6 @@ class StepResult(NamedTuple):
     loss: LossTerms
     selected_BK: Tensor
     active_BK: Tensor  # who ran and transmitted
-    images: int  # of all workers
 
     @property
     def forwards(self) -> int:
@@ -74,7 +73,8 @@ class Trainer:
 
         Renewal comes last: done in place before `backward`, it would corrupt the graph.
         """
-        self.model.train()
+        if not self.model.training:  # walking over all modules takes a percent of a small step
+            self.model.train()
         self._set_learning_rate()
         if self.step_count < self.shared_steps:
             return self._shared_step(batch)
@@ -88,7 +88,7 @@ class Trainer:
         self.model.clients.frl.project()
         output.round.renew(self.world)
         routing = output.routing
-        return StepResult(self._whole(loss), routing.selected_BK, routing.active_BK, self._images(batch))
+        return StepResult(self._whole(loss), routing.selected_BK, routing.active_BK)
 
     def _shared_step(self, batch: Batch) -> StepResult:
         """One expert learns for all; `end_epoch` hands it out."""
@@ -104,10 +104,8 @@ class Trainer:
             world=self.world,
         )
         self._descend(loss)
-        nobody_BK = torch.empty(0, dtype=torch.int64)
-        return StepResult(
-            self._whole(loss), nobody_BK, torch.ones(len(batch.ids_B), 1, dtype=torch.bool), self._images(batch)
-        )
+        nobody_BK = torch.empty(0, dtype=torch.int64, device=batch.features_BDhw.device)
+        return StepResult(self._whole(loss), nobody_BK, torch.ones(len(batch.ids_B), 1, dtype=torch.bool))
 
     def _descend(self, loss: LossTerms) -> None:
         for optimizer in self._optimizers():
@@ -152,9 +150,6 @@ class Trainer:
         train, lb = self.config.train, loss.lb.detach()
         total = ce + train.lambda_lb * lb + train.lambda_frl * frl + train.lambda_align * align
         return LossTerms(total, ce, lb, frl, align)
-
-    def _images(self, batch: Batch) -> int:
-        return int(self.world.total(torch.tensor(len(batch.ids_B), device=batch.features_BDhw.device)))
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.adam] if self.sgd is None else [self.adam, self.sgd]

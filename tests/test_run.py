@@ -20,11 +20,12 @@ from airmoe_ray.backbone import load_backbone
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
 from airmoe_ray.data import open_dataset
-from airmoe_ray.evaluation import evaluate, validate
+from airmoe_ray.evaluation import evaluate
 from airmoe_ray.features import cached_features
 from airmoe_ray.inference import Segmenter
 from airmoe_ray.run import train_run
 from airmoe_ray.sources import OnlineSource
+from airmoe_ray.validation import validate
 from api.cli.main import run
 
 AIRMOE = Path(sys.executable).parent / "airmoe"

@@ -1,11 +1,10 @@
 """The `airmoe` command: its verbs, and how mistakes are told."""
 
-import errno
 import sys
 
 import typer
 
-from airmoe_ray.errors import UserError
+from airmoe_ray.errors import UserError, disk_trouble
 from api.cli.bench import bench
 from api.cli.chaos import chaos
 from api.cli.client import scale, segment, status
@@ -16,17 +15,6 @@ from api.cli.evaluate import eval_
 from api.cli.pretrain import pretrain
 from api.cli.serve import serve
 from api.cli.train import train
-
-_DISK_TROUBLE = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EEXIST,
-    errno.ENOTDIR,
-    errno.EISDIR,
-)
 
 app = typer.Typer(
     name="airmoe",
@@ -57,12 +45,10 @@ def run() -> None:
         stderr.print(f"airmoe: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
     except OSError as error:
-        if error.errno not in _DISK_TROUBLE:
+        told = disk_trouble(error)
+        if told is None:
             raise
-        place = f"{error.filename}: " if error.filename else ""
-        stderr.print(
-            f"airmoe: {place}{error.strerror}; make room or choose another place", markup=False, soft_wrap=True
-        )
+        stderr.print(f"airmoe: {told}", markup=False, soft_wrap=True)
         sys.exit(2)
 
 

@@ -1,13 +1,17 @@
 """`airmoe train`: end-to-end training through the channel."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
 from airmoe_ray.errors import UserError
 from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, terminal
+
+if TYPE_CHECKING:
+    from airmoe_ray.run import Reporter
 
 
 def train(
@@ -21,12 +25,12 @@ def train(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Train on Ray with this many workers that share each batch; the curve is that of one."
+            min=1, help="Workers that share each batch; the curve is that of one. Default: one per GPU, or one."
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a model; writes DIR/{config.yaml,metrics.jsonl,summary.json,checkpoint/}."""
+    """Train a model; writes DIR/{config.yaml,metrics.jsonl,summary.json,checkpoint/,checkpoint-best/}."""
     run = run or Path("runs") / Path(config or "quickstart").stem
     if resume and config is None:
         stored = run / "config.yaml"
@@ -34,23 +38,41 @@ def train(
             raise UserError(f"{run}: no run to resume here (no config.yaml); leave --resume away to start one")
         config = str(stored)
     settings = load_config(config, overrides)
-    from airmoe_ray.run import train_run  # late: torch and timm take seconds, a mistake in the settings is told at once
-
+    if workers is not None and settings.train.engine == "local":
+        raise UserError(
+            f"--workers {workers}: train.engine = local is one process; leave --workers out, or set train.engine=ray"
+        )
     with terminal() as report:
         try:
-            if workers is None:
-                summary = train_run(settings, run, resume=resume, report=report)
-            else:
-                from actors.cluster import cluster
-                from actors.trainer import train_on_ray
-
-                with cluster():
-                    summary = train_on_ray(settings, run, workers=workers, resume=resume, report=report)
+            summary = _train(settings, run, workers=workers, resume=resume, report=report)
         except KeyboardInterrupt:
             saved = (run / "checkpoint").exists()
             how = f"`airmoe train --resume --run {run}` goes on" if saved else "no checkpoint yet, start again"
             report.line(f"airmoe: interrupted; {how}")
             raise typer.Exit(130) from None
-        report.line(f"trained in {summary['seconds']:.0f} s; the model is in {run / 'checkpoint'}")
+        report.line(f"trained in {summary['seconds']:.0f} s; the model is in {run / 'checkpoint'}{_best(summary)}")
     if as_json:
         print_json(summary)
+
+
+def _train(config: Config, run: Path, *, workers: int | None, resume: bool, report: "Reporter") -> dict[str, Any]:
+    """By the configured engine. Imported late: torch takes seconds, a mistake in the settings is told at once."""
+    if config.train.engine == "local":
+        from airmoe_ray.run import train_run
+
+        return train_run(config, run, resume=resume, report=report)
+    from airmoe_ray.preflight import check_run
+
+    check_run(config, run, resume=resume)  # again in the workers; here it does not wait for Ray to start
+    from actors.cluster import cluster
+    from actors.trainer import train_on_ray
+
+    with cluster():
+        return train_on_ray(config, run, workers=workers, resume=resume, report=report)
+
+
+def _best(summary: dict[str, Any]) -> str:
+    best = summary.get("best")
+    if best is None or best["epoch"] == summary["epochs"]:
+        return ""
+    return f", the best one, of epoch {best['epoch']} with mIoU {best['miou']:.1f}, in checkpoint-best"
