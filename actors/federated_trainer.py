@@ -5,29 +5,31 @@ Suffixes: B inputs, N clients, K routed, d statistic, D features, C classes, h w
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 from torch import Tensor
 
-from actors.clients import RayClients, RayRound
+from actors.clients import RayClients
 from actors.errors import ChannelLostError, ClusterError, NoExpertsError
 from actors.federated import FederatedClients, FederatedRound
 from actors.participants import Files, Participants
 from airmoe_ray.checkpoint import ModelCard, TrainerState, expert_tensors, load_client, parse_tensors, serialise
-from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
+from airmoe_ray.config import Config
 from airmoe_ray.federated import CloudGradients, cloud_gradients, report_gradients
-from airmoe_ray.ledger import Traffic
+from airmoe_ray.ledger import BITS_PER_REAL, Traffic
 from airmoe_ray.losses import LossTerms
 from airmoe_ray.moe import AirMoE, AirMoEOutput, collaborate
-from airmoe_ray.run import Reporter
+from airmoe_ray.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
+from airmoe_ray.run import Reporter, train_run
 from airmoe_ray.sources import Source
-from airmoe_ray.training import Batch, StepResult, learning_rate_factor, optimizers, restore_moments, stored_moments
-from airmoe_ray.warm_start import Indices, fitted_queries, own_data
+from airmoe_ray.training import Batch, StepResult
+from airmoe_ray.warm_start import Indices, fitted_queries, own_data, pooled_features
 from airmoe_ray.world import Alone
 
-_TRIES = 5
+_TRIES = 5  # of one step
 _EXPERT = "clients.experts."
 
 
@@ -53,11 +55,14 @@ class FederatedTrainer:
         self.participants: Participants | None = None
         self._actors = actors  # classes other than the usual ones
 
-    def begin(self, moments: dict[str, Tensor] | None = None) -> None:
+    def begin(self) -> None:
         """Hand every client its own part, and wait until all of them are there."""
+        self._start({})
+
+    def _start(self, moments: dict[str, Tensor]) -> None:
         files: Files = {}
         for j in range(self.config.experts.count):
-            mine = {k.removeprefix(f"{_EXPERT}{j}."): v for k, v in (moments or {}).items() if _is_of(k, j)}
+            mine = {k.removeprefix(f"{_EXPERT}{j}."): v for k, v in moments.items() if _is_of(k, j)}
             files[j] = (serialise(expert_tensors(self.model.clients, j)), serialise(mine))
         self.participants = Participants(self.config, self.card, files, self.report, **self._actors)
         self.clients = FederatedClients(
@@ -72,9 +77,9 @@ class FederatedTrainer:
         if self.participants is not None:
             self.participants.close()
 
-    def warm_start(self, pooled_SD: Tensor, source: Source, data: Sequence[Indices]) -> None:
+    def warm_start(self, source: Source, data: Sequence[Indices]) -> None:
         """Each client gets the features of its own D_j once, has its labels, and learns alone."""
-        query_dist_Sd = fitted_queries(self.model.query, pooled_SD, self.config)
+        query_dist_Sd = fitted_queries(self.model.query, pooled_features(source), self.config)
         weight_C = None if self.class_weight_C is None else self.class_weight_C.cpu().numpy()
         calls = []
         for j, indices in enumerate(data):
@@ -142,7 +147,7 @@ class FederatedTrainer:
         self.clients.finished.append(round_.name)
         self._everybody.miss(round_.faults)
         terms = self._terms(own, output, sum(x.frl_term for x in learned.values()))
-        return StepResult(terms, routing.selected_BK, routing.active_BK, len(batch.ids_B))
+        return StepResult(terms, routing.selected_BK, routing.active_BK)
 
     def _clip(self, square_norm: float) -> float:
         """Scale of all gradients that keeps their common norm within `grad_clip`; the query's are scaled here."""
@@ -163,6 +168,17 @@ class FederatedTrainer:
     def end_epoch(self) -> None:
         """Nothing is handed out: there is no common expert."""
 
+    def answering(self) -> RayClients:
+        """Clients that only answer, for one batch of validation."""
+        self._everybody.set_learning(False)
+        classes, patience_s = len(self.card.classes), self.config.train.client_deadline_s
+        return RayClients(self._everybody.roster(), classes=classes, call_s=patience_s)
+
+    def account(self) -> dict[str, Any]:
+        """Bits per image so far, beside what averaging weights each epoch or sending raw features would take."""
+        weights = sum(p.numel() for p in self.model.clients.parameters()) * BITS_PER_REAL
+        return {"traffic": self.traffic.summary() | {"fedavg_bits_per_epoch": 2 * weights}}
+
     # the operator's copies, outside the protocol
 
     def state(self, *, epoch: int) -> TrainerState:
@@ -179,7 +195,7 @@ class FederatedTrainer:
         self.step_count = state.step
         mine = {k.removeprefix("query."): v for k, v in state.optimizer.items() if k.startswith("query.")}
         restore_moments(self.model.query, self.adam, mine)
-        self.begin({k: v for k, v in state.optimizer.items() if k.startswith(_EXPERT)})
+        self._start(state.optimizer)
 
     @property
     def _everybody(self) -> Participants:
@@ -187,39 +203,15 @@ class FederatedTrainer:
         return self.participants
 
 
-class RemoteModel:
-    """Answers like `AirMoE`, by asking the clients where they are: for validation."""
+def train_federated(config: Config, folder: Path, *, resume: bool, report: Reporter) -> dict[str, Any]:
+    """Train on the connected cluster, one actor per client, the cloud in this process; the summary of `train_run`."""
 
-    def __init__(self, trainer: FederatedTrainer) -> None:
-        self.trainer, self.config, self.query = trainer, trainer.config, trainer.model.query
-
-    def eval(self) -> None:
-        """Clients only answer from now on."""
-        self.trainer._everybody.set_learning(False)
-
-    def __call__(
-        self,
-        features_BDhw: Tensor,
-        ids_B: Sequence[int],
-        *,
-        routing_config: RoutingConfig | None = None,
-        channel: ChannelConfig | None = None,
-    ) -> AirMoEOutput[RayRound]:
-        """As `AirMoE.forward`."""
-        clients = RayClients(
-            self.trainer._everybody.roster(),
-            classes=len(self.trainer.card.classes),
-            call_s=self.config.train.client_deadline_s,
+    def federation(model: AirMoE, card: ModelCard, total_steps: int, class_weight_C: Tensor | None) -> FederatedTrainer:
+        return FederatedTrainer(
+            model, config, card, total_steps=total_steps, class_weight_C=class_weight_C, report=report
         )
-        return collaborate(
-            self.query(features_BDhw),
-            features_BDhw,
-            ids_B,
-            clients,
-            routing_config=routing_config or self.config.routing,
-            channel=channel or self.config.channel,
-            seed=self.config.seed,
-        )
+
+    return train_run(config, folder, resume=resume, report=report, federation=federation)
 
 
 def _is_of(name: str, client: int) -> bool:

@@ -18,7 +18,7 @@ from airmoe_ray.channel import quantise
 from airmoe_ray.checkpoint import expert_tensors, load_client, parse_tensors, serialise
 from airmoe_ray.config import ChannelConfig
 from airmoe_ray.federated import Lesson, client_loss
-from airmoe_ray.training import optimizers, restore_moments, stored_moments
+from airmoe_ray.optimizers import optimizers, restore_moments, stored_moments
 from airmoe_ray.warm_start import OwnData, warm_start_client
 
 Array = NDArray[Any]

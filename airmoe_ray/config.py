@@ -173,6 +173,9 @@ class WarmStartConfig(Block):
 class TrainConfig(Block):
     """End-to-end training through the channel, Eq. (19)-(21)."""
 
+    mode: Literal["joint", "federated"] = "joint"
+    """`joint`: every worker holds all experts. `federated`: each expert stays and learns in its client's own actor."""
+
     epochs: Positive = 8
     """Passes over the training set; each visit takes one of the cached views at random."""
     batch_size: Positive = 16
@@ -301,11 +304,23 @@ class Config(Block):
     serve: ServeConfig = ServeConfig()
     cluster: ClusterConfig = ClusterConfig()
 
+    def _check_federated(self) -> None:
+        if self.train.warm_start.shared_epochs:
+            raise ValueError(
+                "train.warm_start.shared_epochs trains one expert at the cloud for all; with train.mode = federated "
+                "set it to 0 (local_epochs lets each client begin by itself)"
+            )
+        for key, wrong in (("engine", "local"), ("check_constraints", True)):
+            if getattr(self.train, key) == wrong:
+                raise ValueError(f"train.{key} = {wrong} needs all clients in one process; set train.mode = joint")
+
     @model_validator(mode="after")
     def _check_across_blocks(self) -> Self:
         n, k = self.experts.count, self.routing.top_k
         if k > n:
             raise ValueError(f"routing.top_k = {k} is more than experts.count = {n}; lower K or add clients")
+        if self.train.mode == "federated":
+            self._check_federated()
         shared, epochs = self.train.warm_start.shared_epochs, self.train.epochs
         if shared > epochs:
             raise ValueError(f"train.warm_start.shared_epochs = {shared} is more than train.epochs = {epochs}")

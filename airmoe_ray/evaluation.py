@@ -32,7 +32,7 @@ class Scoreboard:
 
     def add(
         self,
-        output: AirMoEOutput[LocalRound],
+        output: AirMoEOutput[Any],
         indices: Sequence[int],
         masks: Sequence[NDArray[np.integer]],
         labels: Sequence[UInt8Array],

@@ -5,6 +5,7 @@ Suffixes: B inputs, N clients, K routed, M prototypes.
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,14 +82,15 @@ class RoutingStats:
         self.selected_N = np.zeros(self.clients, dtype=np.int64)
         self.top_DN = np.zeros((self.domains, self.clients), dtype=np.int64)
 
-    def add(self, output: AirMoEOutput[LocalRound], domain_B: NDArray[np.integer]) -> None:
+    def add(self, output: AirMoEOutput[Any], domain_B: NDArray[np.integer]) -> None:
         """Count one batch."""
         chosen = output.routing.selected_BK.cpu().numpy()
         self.selected_N += np.bincount(chosen.ravel(), minlength=self.clients)
         np.add.at(self.top_DN, (domain_B, chosen[:, 0]), 1)
-        alpha_BNM = output.round.alpha_BNM.detach()
-        self.attention_entropy += float(entropy(alpha_BNM).sum())
-        self.attention_NM = alpha_BNM.sum(dim=0) + (0 if self.attention_NM is None else self.attention_NM)
+        if isinstance(output.round, LocalRound):  # clients elsewhere keep their attention to themselves
+            alpha_BNM = output.round.alpha_BNM.detach()
+            self.attention_entropy += float(entropy(alpha_BNM).sum())
+            self.attention_NM = alpha_BNM.sum(dim=0) + (0 if self.attention_NM is None else self.attention_NM)
         self.nmse += float(output.nmse_B.sum())
         self.truncated += int((~output.routing.active_BK).sum())
         self.inputs += len(chosen)
@@ -112,17 +114,22 @@ class RoutingStats:
             "balancedness": balancedness(self.selected_N),
             "least_load": float(load.min()),
             # per read, exp(H(alpha)): near M, the bank acts as one averaged prototype
-            "effective_prototypes": math.exp(self.attention_entropy / max(self.inputs * self.clients, 1)),
+            "effective_prototypes": self._prototypes_per_read(),
             "prototypes_used": self._prototypes_used(),
             "nmi_domain_expert": normalised_mutual_information(self.top_DN),
             "nmse_db": 10 * math.log10(self.nmse / self.inputs) if self.nmse else None,  # None: an exact sum
             "truncated_share": self.truncated / max(int(self.selected_N.sum()), 1),
         }
 
-    def _prototypes_used(self) -> float:
+    def _prototypes_per_read(self) -> float | None:
+        if self.attention_NM is None:
+            return None
+        return math.exp(self.attention_entropy / max(self.inputs * self.clients, 1))
+
+    def _prototypes_used(self) -> float | None:
         """exp of the entropy of a client's mean attention, averaged: how many prototypes ever answer."""
         if self.attention_NM is None:
-            return 0.0
+            return None
         return float(entropy(self.attention_NM / self.inputs).exp().mean())
 
 

@@ -36,11 +36,13 @@ from airmoe_ray.run_folder import (
     stored_summary,
 )
 from airmoe_ray.sources import CachedSource, OnlineSource, Source
-from airmoe_ray.training import Schedule, Trainer, class_weights
+from airmoe_ray.training import Learning, Schedule, Trainer, class_weights
 from airmoe_ray.validation import validate
-from airmoe_ray.warm_start import client_data, warm_start
+from airmoe_ray.warm_start import client_data
 from airmoe_ray.world import Alone, World, first_then_others
 
+# a trainer whose clients live elsewhere, for (model, card, total steps, class weights)
+Federation = Callable[[AirMoE, ModelCard, int, torch.Tensor | None], Learning]
 _LOOK_EVERY = {"cuda": 10}  # steps between looks at the loss, each of which a GPU has to be waited for
 
 
@@ -81,7 +83,7 @@ class Run:
     config: Config
     folder: Path
     card: ModelCard
-    trainer: Trainer
+    trainer: Learning
     schedule: Schedule
     validation: tuple[FeatureCache, SegmentationDataset] | None
     device: torch.device
@@ -97,41 +99,51 @@ def train_run(
     report: Reporter | None = None,
     world: World | None = None,
     device: torch.device | None = None,
+    federation: Federation | None = None,
     after_epoch: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Train to the end and return the summary that is also written to `summary.json`.
 
     Each of several workers calls this; the first one writes files and reports. `device` where the configured `auto`
-    is not this worker's.
+    is not this worker's. `federation` makes the trainer where clients learn elsewhere.
     """
     world = world or Alone()
     report = (report if world.rank == 0 else None) or Silent()
     begun = time.monotonic()
-    run = open_run(config, folder, resume=resume, report=report, world=world, device=device)
-    epochs = config.train.epochs
-    if run.start_epoch == epochs:
-        report.line(f"{folder}: all {epochs} epochs are trained, nothing is left to do")
-        return stored_summary(folder)
-    board = None
-    if config.train.tensorboard and world.rank == 0:
-        board = TensorBoard(folder / "tensorboard", epochs_done=run.start_epoch)
-    row: dict[str, Any] = {}
-    first_epoch_begun = time.monotonic()
-    for epoch in range(run.start_epoch, epochs):
-        row = train_epoch(run, epoch, report)
-        per_epoch_s = (time.monotonic() - first_epoch_begun) / (epoch + 1 - run.start_epoch)
-        report.line(describe(row, epochs, per_epoch_s * (epochs - epoch - 1)))
-        if world.rank == 0:
-            _keep(run, row)
-            if board is not None:
-                board.add(row)
-        after_epoch(row)
-    summary = {"epochs": epochs, "seconds": round(time.monotonic() - begun, 1), "last": row}
+    run = open_run(config, folder, resume=resume, report=report, world=world, device=device, federation=federation)
+    try:
+        if run.start_epoch == config.train.epochs:
+            report.line(f"{folder}: all {run.start_epoch} epochs are trained, nothing is left to do")
+            return stored_summary(folder)
+        row = _train_epochs(run, report, after_epoch)
+    finally:
+        run.trainer.close()
+    summary = {"epochs": config.train.epochs, "seconds": round(time.monotonic() - begun, 1), "last": row}
     if run.best is not None:
         summary["best"] = run.best._asdict()
     if world.rank == 0:
         (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     return summary
+
+
+def _train_epochs(run: Run, report: Reporter, after_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """All epochs that are left; the last row."""
+    epochs, first = run.config.train.epochs, run.trainer.world.rank == 0
+    board = None
+    if run.config.train.tensorboard and first:
+        board = TensorBoard(run.folder / "tensorboard", epochs_done=run.start_epoch)
+    row: dict[str, Any] = {}
+    begun = time.monotonic()
+    for epoch in range(run.start_epoch, epochs):
+        row = train_epoch(run, epoch, report)
+        per_epoch_s = (time.monotonic() - begun) / (epoch + 1 - run.start_epoch)
+        report.line(describe(row, epochs, per_epoch_s * (epochs - epoch - 1)))
+        if first:
+            _keep(run, row)
+            if board is not None:
+                board.add(row)
+        after_epoch(row)
+    return row
 
 
 def open_run(
@@ -142,6 +154,7 @@ def open_run(
     report: Reporter,
     world: World | None = None,
     device: torch.device | None = None,
+    federation: Federation | None = None,
 ) -> Run:
     """Check what can be checked before the work starts, then build or restore everything."""
     world = world or Alone()
@@ -166,20 +179,22 @@ def open_run(
     model = AirMoE(config, feature_dim=backbone.dim, classes=len(classes.names), dilations=dilations).to(device)
     schedule = Schedule(source, config, world)
     weight_C = class_weights(source, len(classes.names), config.train.class_balance)
-    trainer = Trainer(
-        model,
-        config,
-        total_steps=schedule.steps_per_epoch() * config.train.epochs,
-        class_weight_C=None if weight_C is None else weight_C.to(device),
-        world=world,
+    total_steps = schedule.steps_per_epoch() * config.train.epochs
+    weight_C = None if weight_C is None else weight_C.to(device)
+    trainer = (
+        federation(model, card, total_steps, weight_C)
+        if federation
+        else Trainer(model, config, total_steps=total_steps, class_weight_C=weight_C, world=world)
     )
     start_epoch, best = 0, None
     if resume:
         with first_then_others(world):
             start_epoch = restore(folder, trainer, card)
             best = best_so_far(folder)
-    elif warm:
-        warm_start(model, source, clients_data, config, trainer.class_weight_C)
+    else:
+        trainer.begin()
+        if warm:
+            trainer.warm_start(source, clients_data)
     if world.rank == 0:
         (folder / "config.yaml").write_text(to_yaml(config))
     return Run(config, folder, card, trainer, schedule, validation, device, start_epoch, best)
@@ -235,8 +250,9 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
     row |= {"images_per_s": images / seconds, "seconds": seconds}
     if routed_N.any():  # else one expert learned for all, and nobody was routed
         row |= {"balancedness": balancedness(routed_N), "load": (routed_N / routed_N.mean()).round(3).tolist()}
+    row |= run.trainer.account()
     if run.validation is not None:
-        scores = validate(run.trainer.model, *run.validation, world)
+        scores = validate(run.trainer.model, *run.validation, world, answering=run.trainer.answering)
         row |= {"miou": scores["miou"], "miou_ideal": scores["miou_ideal"]}
         row |= {"nmi": scores["routing"]["nmi_domain_expert"], "validation_seconds": time.monotonic() - begun - seconds}
     return row

@@ -6,12 +6,12 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from airmoe_ray.checkpoint import (
     ModelCard,
-    TrainerState,
     load_checkpoint,
     load_trainer_state,
     load_weights,
@@ -21,7 +21,7 @@ from airmoe_ray.checkpoint import (
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.errors import CheckpointError, UserError
-from airmoe_ray.training import Trainer
+from airmoe_ray.training import Learning
 
 LAST, BEST = "checkpoint", "checkpoint-best"
 _FIXED = ("classes", "feature_dim", "dilations", "backbone_fingerprint")  # a resumed run cannot change these
@@ -54,7 +54,7 @@ def begin_folder(folder: Path, config: Config, *, resume: bool) -> None:
         raise UserError(f"{folder}: cannot write here ({error.strerror}); make room or choose another --run") from None
 
 
-def restore(folder: Path, trainer: Trainer, card: ModelCard) -> int:
+def restore(folder: Path, trainer: Learning, card: ModelCard) -> int:
     """Weights and optimizer from the run's checkpoint; returns the epochs already trained."""
     stored, stored_card = load_checkpoint(folder / LAST)
     config = trainer.config
@@ -77,13 +77,16 @@ def restore(folder: Path, trainer: Trainer, card: ModelCard) -> int:
     return state.epoch
 
 
-def save_epoch(folder: Path, trainer: Trainer, card: ModelCard, *, epoch: int, best: bool, last: bool) -> None:
+def save_epoch(folder: Path, trainer: Learning, card: ModelCard, *, epoch: int, best: bool, last: bool) -> None:
     """Checkpoints after `epoch`; the best one first, so that it is never older than the last one says."""
+    if not (best or last):
+        return
+    state = trainer.state(epoch=epoch)
     if best:
-        bare = TrainerState(epoch=epoch, step=trainer.step_count, optimizer={})  # not to be resumed from
+        bare = replace(state, optimizer={})  # not to be resumed from
         save_checkpoint(folder / BEST, trainer.model, card, bare)
     if last:
-        save_checkpoint(folder / LAST, trainer.model, card, trainer.state(epoch=epoch))
+        save_checkpoint(folder / LAST, trainer.model, card, state)
 
 
 def best_so_far(folder: Path) -> Best | None:

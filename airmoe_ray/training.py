@@ -6,24 +6,24 @@ deterministic, as on the CPU).
 Suffixes: B inputs, D features, C classes, H W image, h w grid.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from airmoe_ray.checkpoint import TrainerState
-from airmoe_ray.config import Config, TrainConfig
+from airmoe_ray.config import Config
 from airmoe_ray.constraints import check_constraints
 from airmoe_ray.data.base import IGNORE
 from airmoe_ray.experts import Expert
-from airmoe_ray.frl import FeatureRetrievalLibrary
 from airmoe_ray.losses import LossTerms, objective, solo_objective
-from airmoe_ray.moe import AirMoE
+from airmoe_ray.moe import AirMoE, Clients
+from airmoe_ray.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
 from airmoe_ray.rng import generator, training_id
 from airmoe_ray.sources import Source
+from airmoe_ray.warm_start import Indices, warm_start
 from airmoe_ray.world import Alone, World, shard
 
 
@@ -48,8 +48,59 @@ class StepResult(NamedTuple):
         return int(self.active_BK.sum())
 
 
+class Learning(Protocol):
+    """What a run needs of its trainer, wherever the clients learn."""
+
+    model: AirMoE  # as of the last `state`
+    config: Config
+
+    @property
+    def world(self) -> World:
+        """Who shares the work."""
+        ...
+
+    @property
+    def answering(self) -> Callable[[], Clients[Any]] | None:
+        """Clients to validate with, for each batch, where they are not in `model`."""
+        ...
+
+    def begin(self) -> None:
+        """Before the first step of a run that is not resumed."""
+        ...
+
+    def warm_start(self, source: Source, data: Sequence[Indices]) -> None:
+        """What clients bring along, each from its own D_j."""
+        ...
+
+    def step(self, batch: Batch) -> StepResult:
+        """Forward, backward, optimizers, renewal."""
+        ...
+
+    def end_epoch(self) -> None:
+        """After the last step of an epoch."""
+        ...
+
+    def state(self, *, epoch: int) -> TrainerState:
+        """What a checkpoint needs besides `model`, which is up to date after this."""
+        ...
+
+    def restore(self, state: TrainerState) -> None:
+        """Continue where `state` was taken; `model` holds its weights."""
+        ...
+
+    def account(self) -> dict[str, Any]:
+        """What crossed in training so far, for the log."""
+        ...
+
+    def close(self) -> None:
+        """The run is over."""
+        ...
+
+
 class Trainer:
     """A model with its optimizers: Adam for experts, psi and query; plain SGD for prototypes."""
+
+    answering = None
 
     def __init__(
         self,
@@ -67,6 +118,20 @@ class Trainer:
         self.shared_steps = round(total_steps * config.train.warm_start.shared_epochs / config.train.epochs)
         parts = [(model.clients.experts, 1.0), (model.query, config.train.query_lr_factor)]
         self.adam, self.sgd = optimizers(parts, model.clients.frl, config)
+
+    def begin(self) -> None:
+        """Everything is in this process already."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def warm_start(self, source: Source, data: Sequence[Indices]) -> None:
+        """What clients bring along, each from its own D_j."""
+        warm_start(self.model, source, data, self.config, self.class_weight_C)
+
+    def account(self) -> dict[str, Any]:
+        """Nothing crosses any link in one process."""
+        return {}
 
     def step(self, batch: Batch) -> StepResult:
         """Forward through the channel, loss, backward, optimizers, then renewal of the FRLs.
@@ -158,48 +223,6 @@ class Trainer:
         rate = self.config.train.lr * learning_rate_factor(self.step_count, self.total_steps, self.config.train)
         for group in self.adam.param_groups:
             group["lr"] = rate * group["factor"]
-
-
-def optimizers(
-    parts: Sequence[tuple[nn.Module, float]], frl: FeatureRetrievalLibrary | None, config: Config
-) -> tuple[torch.optim.Adam, torch.optim.SGD | None]:
-    """Adam for modules, each with its factor of the learning rate, and SGD for the prototypes where they learn."""
-    groups = [{"params": list(part.parameters()), "factor": factor} for part, factor in parts]
-    # L2 in the gradient (Adam as the paper names it), not decoupled; fused is the fast kernel on CPU and GPU alike
-    adam = torch.optim.Adam(groups, lr=config.train.lr, weight_decay=config.train.weight_decay, fused=True)
-    # Adam would rescale lambda_FRL away, and renewal would make its moments stale
-    learns = frl is not None and frl.prototypes_NMd.requires_grad
-    return adam, torch.optim.SGD([frl.prototypes_NMd], lr=config.frl.lr) if frl is not None and learns else None
-
-
-def stored_moments(module: nn.Module, adam: torch.optim.Adam) -> dict[str, Tensor]:
-    """Adam's moments by the names of the module's parameters."""
-    return {
-        f"{name}/{key}": value
-        for name, parameter in module.named_parameters()
-        for key, value in adam.state.get(parameter, {}).items()
-    }
-
-
-def restore_moments(module: nn.Module, adam: torch.optim.Adam, moments: dict[str, Tensor]) -> None:
-    """Put stored moments back."""
-    parameters = dict(module.named_parameters())
-    for key, value in moments.items():
-        name, moment = key.rsplit("/", 1)
-        parameter = parameters[name]
-        dtype = value.dtype if moment == "step" else parameter.dtype
-        adam.state[parameter][moment] = value.to(parameter.device, dtype)
-
-
-def learning_rate_factor(step: int, total: int, config: TrainConfig) -> float:
-    """1, or a linear warm-up over the first 3 % of the run and a cosine down to 1 %."""
-    if config.schedule == "constant":
-        return 1.0
-    warm_up = max(1, round(0.03 * total))
-    if step < warm_up:
-        return (step + 1) / warm_up
-    progress = (step - warm_up) / max(total - warm_up, 1)
-    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
 class Schedule:

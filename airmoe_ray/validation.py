@@ -3,7 +3,7 @@
 Suffixes: B inputs, D features, P routed pairs, h w grid.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,12 @@ from airmoe_ray.experts import ExpertOutput
 from airmoe_ray.features import FeatureCache
 from airmoe_ray.inference import best_class
 from airmoe_ray.metrics import ConfusionMatrix
-from airmoe_ray.moe import AirMoE, collaborate
+from airmoe_ray.moe import AirMoE, Clients, collaborate
 from airmoe_ray.rng import evaluation_id
 from airmoe_ray.world import Alone, World, shard
 
 
-class _OnceEach(LocalClients):
+class OnceEach(LocalClients):
     """Clients whose experts run once for each routed pair, however many channels their outputs then cross."""
 
     def __init__(self, clients: LocalClients) -> None:
@@ -47,11 +47,17 @@ class _OnceEach(LocalClients):
 
 @torch.inference_mode()
 def validate(
-    model: AirMoE, view: FeatureCache, dataset: SegmentationDataset, world: World | None = None
+    model: AirMoE,
+    view: FeatureCache,
+    dataset: SegmentationDataset,
+    world: World | None = None,
+    *,
+    answering: Callable[[], Clients[Any]] | None = None,
 ) -> dict[str, Any]:
     """The scores of `evaluate` from cached features, at the fitted size, and `miou_ideal` beside them.
 
-    Workers share each batch; every one returns the scores of all images.
+    Workers share each batch; every one returns the scores of all images. Clients that are not in the model are those
+    that `answering` gives for each batch.
     """
     config, world = model.config, world or Alone()
     board = Scoreboard(dataset, clients=config.experts.count)
@@ -59,7 +65,8 @@ def validate(
     channels = (config.channel, config.channel.model_copy(update={"kind": "ideal"}))
     model.eval()
     for indices, features_BDhw, labels in _batches(view, world, model.query.linear.weight.device):
-        query_dist_Bd, clients = model.query(features_BDhw), _OnceEach(model.clients)
+        query_dist_Bd = model.query(features_BDhw)
+        clients: Clients[Any] = answering() if answering else OnceEach(model.clients)
         ids_B = [evaluation_id(i) for i in indices]
         noisy, exact = (
             collaborate(

@@ -18,11 +18,11 @@ from airmoe_ray.experts import Expert
 from airmoe_ray.frl import clip_norm
 from airmoe_ray.losses import solo_objective
 from airmoe_ray.moe import AirMoE
+from airmoe_ray.optimizers import optimizers
 from airmoe_ray.query import Query
 from airmoe_ray.rng import generator
 from airmoe_ray.sources import Source
 from airmoe_ray.statistics import clr
-from airmoe_ray.training import optimizers
 
 Indices = NDArray[np.int64]
 Array = NDArray[Any]

@@ -18,8 +18,9 @@ from airmoe_ray.data.base import IGNORE
 from airmoe_ray.frl import FeatureRetrievalLibrary
 from airmoe_ray.losses import alignment, frl_regulariser, load_balance, objective, pixel_cross_entropy
 from airmoe_ray.moe import AirMoE
+from airmoe_ray.optimizers import learning_rate_factor
 from airmoe_ray.statistics import js_divergence
-from airmoe_ray.training import Batch, Trainer, class_weights, learning_rate_factor
+from airmoe_ray.training import Batch, Trainer, class_weights
 
 Configs, Model, Features = Callable[..., Config], Callable[..., AirMoE], Callable[..., Tensor]
 SEEDS = st.integers(0, 10**6)

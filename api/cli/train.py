@@ -42,6 +42,10 @@ def train(
         raise UserError(
             f"--workers {workers}: train.engine = local is one process; leave --workers out, or set train.engine=ray"
         )
+    if workers is not None and settings.train.mode == "federated":
+        raise UserError(
+            f"--workers {workers}: with train.mode = federated every client is a worker; leave --workers out"
+        )
     with terminal() as report:
         try:
             summary = _train(settings, run, workers=workers, resume=resume, report=report)
@@ -65,6 +69,12 @@ def _train(config: Config, run: Path, *, workers: int | None, resume: bool, repo
 
     check_run(config, run, resume=resume)  # again in the workers; here it does not wait for Ray to start
     from actors.cluster import cluster
+
+    if config.train.mode == "federated":
+        from actors.federated_trainer import train_federated
+
+        with cluster():
+            return train_federated(config, run, resume=resume, report=report)
     from actors.trainer import train_on_ray
 
     with cluster():
