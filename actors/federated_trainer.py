@@ -203,12 +203,12 @@ class FederatedTrainer:
         return self.participants
 
 
-def train_federated(config: Config, folder: Path, *, resume: bool, report: Reporter) -> dict[str, Any]:
+def train_federated(config: Config, folder: Path, *, resume: bool, report: Reporter, **actors: Any) -> dict[str, Any]:
     """Train on the connected cluster, one actor per client, the cloud in this process; the summary of `train_run`."""
 
     def federation(model: AirMoE, card: ModelCard, total_steps: int, class_weight_C: Tensor | None) -> FederatedTrainer:
         return FederatedTrainer(
-            model, config, card, total_steps=total_steps, class_weight_C=class_weight_C, report=report
+            model, config, card, total_steps=total_steps, class_weight_C=class_weight_C, report=report, **actors
         )
 
     return train_run(config, folder, resume=resume, report=report, federation=federation)

@@ -1,20 +1,30 @@
 """Experts that learn where they live: the same gradients and the same curve as in one process, and real dropouts."""
 
+import contextlib
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 import torch
+from ray.exceptions import RayError
 from torch import Tensor
 
 from actors.channel import Channel
-from actors.federated_trainer import FederatedTrainer
+from actors.federated_trainer import FederatedTrainer, train_federated
 from actors.host import HostSpec
 from actors.learner import LearningHost
+from actors.participants import Participants
+from actors.policy import Fault
 from airmoe_ray.checkpoint import ModelCard
 from airmoe_ray.config import Config
 from airmoe_ray.moe import AirMoE
-from airmoe_ray.run import Silent
+from airmoe_ray.run import Silent, train_run
 from airmoe_ray.training import Batch, Trainer
 from tests.conftest import CLASSES, FEATURE_DIM, SMALL
 
@@ -37,18 +47,29 @@ class Open(LearningHost):
         """As if it were new."""
         self.__init__(*arguments)  # type: ignore[misc]
 
+    nap_s = 0.0
+
+    def nap_before_weighing(self, seconds: float) -> None:
+        """Once."""
+        self.nap_s = seconds
+
+    def weigh(self, *arguments: Any) -> Any:
+        time.sleep(self.nap_s)
+        self.nap_s = 0.0
+        return super().weigh(*arguments)
+
     def gradients(self) -> dict[str, Any]:
         """After a step, before the next."""
         named = dict(self.clients.named_parameters())
         return {name: None if p.grad is None else p.grad.clone() for name, p in named.items()}
 
 
-def configured(**blocks: Any) -> Config:
-    train = {"batch_size": 6, "lr": 1e-2, "query_lr_factor": 1.0, "warm_start": {"enabled": False}}
-    settings = {"train": SMALL["train"] | train} | {k: v for k, v in SMALL.items() if k != "train"}
-    for name, block in blocks.items():
-        settings[name] = settings.get(name, {}) | block
-    return Config.model_validate(settings)
+TRAIN = {"batch_size": 6, "lr": 1e-2, "query_lr_factor": 1.0, "loss_stride": 1, "warm_start": {"enabled": False}}
+
+
+def configured(**blocks: dict[str, Any]) -> Config:
+    settings = SMALL | {"train": TRAIN}
+    return Config.model_validate(settings | {name: settings.get(name, {}) | block for name, block in blocks.items()})
 
 
 def make_model(config: Config) -> AirMoE:
@@ -123,9 +144,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_gradient_is_that_of_one_process_step_after_step(case: str, actors: dict[str, Pool]) -> None:
-    blocks = CASES[case]
-    config = configured(**{k: v for k, v in blocks.items() if k != "train"})
-    config = config.model_copy(update={"train": config.train.model_copy(update=blocks.get("train", {}))})
+    config = configured(**CASES[case])
     trainer, model = federated(config, actors), make_model(config)
     reference = Trainer(model, config, total_steps=20)
     for step in range(4):
@@ -146,3 +165,121 @@ def test_every_gradient_is_that_of_one_process_step_after_step(case: str, actors
     assert state.optimizer.keys() == expected.keys()
     for name, value in expected.items():
         assert differs(state.optimizer[name], value) < 1e-7, name
+
+
+def test_every_bit_that_crosses_is_counted(actors: dict[str, Pool]) -> None:
+    trainer = federated(configured(), actors)
+    batch, b = make_batch(0), 32
+    pairs = trainer.step(batch).forwards
+    inputs, cells, n, d = len(batch.ids_B), 12, 4, 8
+    outputs = CLASSES * cells
+    down = b * inputs * (FEATURE_DIM * cells + d) + inputs * n + b * (pairs + inputs)  # features, Q, who, beta and rho
+    down += b * inputs * outputs + b * pairs + b * inputs * n * d  # and back: g, dL/d(delta_j), dL/dP_j
+    up = inputs * n * (b * d + 1) + 2 * b * pairs  # P_j and the fade bit, delta_j and c_j
+    up += b * pairs + b * inputs * n * d  # and back: a_j, parts of dL/dQ
+    assert trainer.traffic.downlink.total() == down
+    assert trainer.traffic.uplink.total() == up
+    assert trainer.traffic.channel_uses == inputs * outputs
+    assert trainer.account()["traffic"]["uplink_bits"] == up / inputs
+
+
+class Notes(Silent):
+    """Remembers what was said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def without_the_last(model: AirMoE, config: Config) -> AirMoE:
+    """The same system, had it never had its last client."""
+    n = config.experts.count - 1
+    fewer = config.model_copy(update={"experts": config.experts.model_copy(update={"count": n})})
+    small, wanted = make_model(fewer), model.state_dict()
+    small.load_state_dict({name: wanted[name][:n] if ".frl." in name else wanted[name] for name in small.state_dict()})
+    return small
+
+
+def step_until(trainer: FederatedTrainer, said: str, notes: Notes, within_s: float = 60) -> None:
+    until = time.monotonic() + within_s
+    step = 50
+    while not any(said in line for line in notes.lines):
+        assert time.monotonic() < until, notes.lines
+        trainer.step(make_batch(step := step + 1))
+
+
+def test_a_client_killed_is_a_client_the_system_never_had_and_comes_back(actors: dict[str, Pool]) -> None:
+    config, notes = configured(), Notes()
+    trainer = federated(config, actors, notes)
+    trainer.step(make_batch(0))
+    archive = trainer.state(epoch=1)
+    reference = Trainer(without_the_last(trainer.model, config), config, total_steps=20)
+    reference.restore(replace(archive, optimizer={k: v for k, v in archive.optimizer.items() if "experts.3." not in k}))
+    os.kill(trainer.participants.pids["3"], signal.SIGKILL)
+    with contextlib.suppress(RayError):  # until Ray knows
+        ray.get(trainer.participants.instances["3"].handle.state.remote())
+    trainer.participants.miss({"3": Fault.LOST})
+    ours, theirs = trainer.step(make_batch(1)), reference.step(make_batch(1))
+    assert differs(ours.loss.ce, theirs.loss.ce) < 1e-9
+    for name, parameter in reference.model.query.named_parameters():
+        assert differs(dict(trainer.model.query.named_parameters())[name].grad, parameter.grad) < 1e-9
+    assert trainer.participants.ask("gradients").keys() == {"0", "1", "2"}
+
+    step_until(trainer, "expert 3 is back (started anew from its last checkpoint)", notes)
+    assert "expert 3 dropped out (was lost); going on without it" in notes.lines
+    assert trainer.participants.ask("gradients").keys() == {"0", "1", "2", "3"}
+
+
+def test_a_client_that_is_late_misses_the_round_and_keeps_what_it_knows(actors: dict[str, Pool]) -> None:
+    config, notes = configured(train={"client_deadline_s": 5.0}), Notes()
+    trainer = federated(config, actors, notes)
+    batch = make_batch(0)
+    busy = int(trainer.step(batch).selected_BK[0, 0])
+    handle = trainer.participants.instances[str(busy)].handle
+    handle.nap_before_weighing.remote(8.0)
+    result = trainer.step(batch)
+    assert all(term.isfinite() for term in result.loss)
+    assert f"expert {busy} dropped out (was late); going on without it" in notes.lines
+    step_until(trainer, f"expert {busy} is back (was only late)", notes)
+
+
+TINY_RUN: dict[str, Any] = {
+    "data": {"train_count": 20, "val_count": 5, "image_size": 64},
+    "experts": {"count": 4, "hidden": 16, "width": 16},
+    "frl": {"dim": 8, "prototypes": 3},
+    "routing": {"top_k": 2},
+    "train": {"epochs": 3, "batch_size": 8, "threads": 1, "warm_start": {"local_epochs": 1}},
+}
+
+
+class EnoughError(Exception):
+    """Ends a run after an epoch."""
+
+
+def stop(row: dict[str, Any]) -> None:
+    raise EnoughError
+
+
+def test_a_whole_run_is_that_of_one_process_and_goes_on_from_its_checkpoint(
+    actors: dict[str, Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Participants, "close", lambda self: None)  # the next test needs them
+    joint = Config.model_validate(TINY_RUN | {"data": TINY_RUN["data"] | {"cache_dir": str(tmp_path / "cache")}})
+    apart = joint.model_copy(update={"train": joint.train.model_copy(update={"mode": "federated"})})
+    train_run(joint, tmp_path / "joint")
+    train_federated(apart, tmp_path / "apart", resume=False, report=Silent(), **actors)
+    with pytest.raises(EnoughError):
+        train_run(joint, tmp_path / "both", after_epoch=stop)
+    train_federated(apart, tmp_path / "both", resume=True, report=Silent(), **actors)
+    expected = rows_of(tmp_path / "joint")
+    for run in ("apart", "both"):
+        for ours, theirs in zip(rows_of(tmp_path / run), expected, strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+            assert ours["miou"] == pytest.approx(theirs["miou"], abs=1.0)
+            assert ours["load"] == pytest.approx(theirs["load"], abs=0.2)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
