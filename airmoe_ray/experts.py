@@ -72,6 +72,7 @@ class Expert(nn.Module):
     ) -> None:
         super().__init__()
         self.bound = bound
+        self.low_precision: torch.dtype | None = None  # of the convolutions in training; set by whoever trains
         self.encoder = Encoder(feature_dim, config.hidden, config.width, dilations)
         self.decoder = nn.Conv2d(config.hidden, classes, 1)
         self.psi = nn.Linear(config.hidden, dim)
@@ -79,9 +80,13 @@ class Expert(nn.Module):
 
     def forward(self, features_BDhw: Tensor) -> ExpertOutput:
         r"""h_j = Enc_j(F), y_j = Dec_j(h_j), psi_j(h_j) with norm clipped to C_p, Eq. (11)-(13)."""
-        hidden_Bhw = self.encoder(features_BDhw)
-        psi_Bd = clip_norm(self.psi(hidden_Bhw.mean(dim=(2, 3))), self.bound)
-        return ExpertOutput(self.decoder(hidden_Bhw), psi_Bd)
+        low = self.low_precision if self.training else None
+        with torch.autocast(features_BDhw.device.type, low, enabled=low is not None):
+            hidden_Bhw = self.encoder(features_BDhw)
+            logits_BChw = self.decoder(hidden_Bhw)
+        full = self.psi.weight.dtype  # statistics and whatever goes on the air are computed in it
+        psi_Bd = clip_norm(self.psi(hidden_Bhw.mean(dim=(2, 3), dtype=full)), self.bound)
+        return ExpertOutput(logits_BChw.to(full), psi_Bd)
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator) -> None:

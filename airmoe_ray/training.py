@@ -18,6 +18,8 @@ from airmoe_ray.checkpoint import TrainerState
 from airmoe_ray.config import Config, TrainConfig
 from airmoe_ray.constraints import check_constraints
 from airmoe_ray.data.base import IGNORE
+from airmoe_ray.device import pick_precision
+from airmoe_ray.experts import Expert
 from airmoe_ray.losses import LossTerms, objective, shared_objective
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.rng import generator, training_id
@@ -64,6 +66,10 @@ class Trainer:
         self.step_count = 0
         self.shared_steps = round(total_steps * config.train.warm_start.shared_epochs / config.train.epochs)
         train, prototypes = config.train, model.clients.frl.prototypes_NMd
+        low_precision = pick_precision(train.precision, prototypes.device)
+        for expert in model.clients.experts:
+            assert isinstance(expert, Expert)
+            expert.low_precision = low_precision
         groups = [
             {"params": list(model.clients.experts.parameters()), "factor": 1.0},
             {"params": list(model.query.parameters()), "factor": train.query_lr_factor},
