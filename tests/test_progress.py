@@ -33,6 +33,7 @@ SETTINGS = {
     "experts.width": 16,
     "train.epochs": 3,
     "train.batch_size": 5,
+    "train.lr": 0.01,
     "channel.snr_db": 5,
 }
 
@@ -108,7 +109,7 @@ def test_the_best_epoch_is_kept_with_its_score_also_by_a_resumed_run(trained, tm
     config, run = trained
     shutil.copytree(run, tmp_path / "run")
     # steps this large spoil the model, so the best epoch is one of the old ones
-    wild = small(tmp_path, **{"train.epochs": 5, "train.lr": 3.0, "data.cache_dir": config.data.cache_dir})
+    wild = small(tmp_path, **{"train.epochs": 5, "train.lr": 10.0, "data.cache_dir": config.data.cache_dir})
     summary = train_run(wild, tmp_path / "run", resume=True)
     rows = rows_of(tmp_path / "run")
     best = max(rows, key=lambda row: row["miou"])
