@@ -17,6 +17,7 @@ from actors.host import HostSpec, Pinned, Statistic
 from airmoe_ray.channel import quantise
 from airmoe_ray.checkpoint import expert_tensors, load_client, parse_tensors, serialise
 from airmoe_ray.config import ChannelConfig
+from airmoe_ray.experts import set_precision
 from airmoe_ray.federated import Lesson, client_loss
 from airmoe_ray.optimizers import optimizers, restore_moments, stored_moments
 from airmoe_ray.warm_start import OwnData, warm_start_client
@@ -54,11 +55,13 @@ class LearningHost(ExpertHost):
         self.adam, self.sgd = optimizers([(self.clients.experts, 1.0)], self.clients.frl, self.config)
         self.queries: dict[str, Tensor] = {}  # Q of each round that is under way
         self.loss_gradients: dict[str, Tensor] = {}  # and g, once it is known
-        self.learning = True
+        set_precision(self.clients.experts, self.config.train.precision)
+        self.learn_from_now_on(True)
 
     def learn_from_now_on(self, learning: bool) -> None:
         """Keep graphs, or only answer (validation)."""
         self.learning = learning
+        self.clients.train(learning)
 
     def read(
         self,

@@ -17,3 +17,10 @@ def pick_device(name: str, *, threads: int = 0) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"train.device = {name!r}: not usable here ({str(error).splitlines()[0]}); try auto") from None
     return device
+
+
+def pick_precision(name: str, device: torch.device) -> torch.dtype | None:
+    """Number format of the experts' convolutions in training; None is the parameters' own."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    return torch.bfloat16 if name == "bfloat16" else None

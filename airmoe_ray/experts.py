@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from airmoe_ray.config import ExpertsConfig
+from airmoe_ray.device import pick_precision
 from airmoe_ray.frl import clip_norm
 
 _LARGE_GRID = 36  # cells; beyond it the published dilations (6, 12, 18) fit
@@ -72,6 +73,7 @@ class Expert(nn.Module):
     ) -> None:
         super().__init__()
         self.bound = bound
+        self.low_precision: torch.dtype | None = None  # of the convolutions in training; set by whoever trains
         self.encoder = Encoder(feature_dim, config.hidden, config.width, dilations)
         self.decoder = nn.Conv2d(config.hidden, classes, 1)
         self.psi = nn.Linear(config.hidden, dim)
@@ -79,9 +81,13 @@ class Expert(nn.Module):
 
     def forward(self, features_BDhw: Tensor) -> ExpertOutput:
         r"""h_j = Enc_j(F), y_j = Dec_j(h_j), psi_j(h_j) with norm clipped to C_p, Eq. (11)-(13)."""
-        hidden_Bhw = self.encoder(features_BDhw)
-        psi_Bd = clip_norm(self.psi(hidden_Bhw.mean(dim=(2, 3))), self.bound)
-        return ExpertOutput(self.decoder(hidden_Bhw), psi_Bd)
+        low = self.low_precision if self.training else None
+        with torch.autocast(features_BDhw.device.type, low, enabled=low is not None):
+            hidden_Bhw = self.encoder(features_BDhw)
+            logits_BChw = self.decoder(hidden_Bhw)
+        full = self.psi.weight.dtype  # statistics and whatever goes on the air are computed in it
+        psi_Bd = clip_norm(self.psi(hidden_Bhw.mean(dim=(2, 3), dtype=full)), self.bound)
+        return ExpertOutput(logits_BChw.to(full), psi_Bd)
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator) -> None:
@@ -93,3 +99,10 @@ class Expert(nn.Module):
                 module.weight.normal_(std=(gain / fan_in) ** 0.5, generator=generator)
                 if module.bias is not None:
                     module.bias.zero_()
+
+
+def set_precision(experts: nn.ModuleList, name: str) -> None:
+    """`train.precision` for all of them, resolved on the device they are on."""
+    for expert in experts:
+        assert isinstance(expert, Expert)
+        expert.low_precision = pick_precision(name, expert.psi.weight.device)

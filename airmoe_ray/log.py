@@ -19,9 +19,15 @@ def describe(row: dict[str, Any], epochs: int, eta_s: float = 0.0) -> str:
         f"mIoU {row['miou']:5.1f} (ideal {row['miou_ideal']:.1f})" if "miou" in row else "",
         f"load {load_blocks(row['load'])}" if "load" in row else "shared expert",
         f"{row['images_per_s']:.1f} images/s",
+        _traffic(row["traffic"]) if "traffic" in row else "",
         f"ETA {clock(eta_s)}" if eta_s else "",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def _traffic(traffic: dict[str, float]) -> str:
+    up, down = (traffic[key] / 8e3 for key in ("uplink_bits", "downlink_bits"))
+    return f"{up:.1f} kB up, {down:.0f} kB down per image"
 
 
 def load_blocks(load_N: Sequence[float]) -> str:

@@ -17,7 +17,7 @@ from airmoe_ray.checkpoint import TrainerState
 from airmoe_ray.config import Config
 from airmoe_ray.constraints import check_constraints
 from airmoe_ray.data.base import IGNORE
-from airmoe_ray.experts import Expert
+from airmoe_ray.experts import Expert, set_precision
 from airmoe_ray.losses import LossTerms, objective, solo_objective
 from airmoe_ray.moe import AirMoE, Clients
 from airmoe_ray.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
@@ -118,6 +118,7 @@ class Trainer:
         self.shared_steps = round(total_steps * config.train.warm_start.shared_epochs / config.train.epochs)
         parts = [(model.clients.experts, 1.0), (model.query, config.train.query_lr_factor)]
         self.adam, self.sgd = optimizers(parts, model.clients.frl, config)
+        set_precision(model.clients.experts, config.train.precision)
 
     def begin(self) -> None:
         """Everything is in this process already."""

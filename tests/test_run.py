@@ -38,6 +38,7 @@ TINY = {
     "experts.width": 16,
     "train.epochs": 2,
     "train.batch_size": 5,
+    "train.engine": "local",
 }
 
 
@@ -83,7 +84,9 @@ def trained(tmp_path_factory) -> Path:
 
 def test_train_writes_what_it_promises(trained):
     run = trained / "runs" / "quickstart"
-    assert {path.name for path in run.iterdir()} == {"config.yaml", "metrics.jsonl", "summary.json", "checkpoint"}
+    assert {path.name for path in run.iterdir()} == {
+        *("config.yaml", "metrics.jsonl", "summary.json", "checkpoint", "checkpoint-best")
+    }
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2]
     assert all(np.isfinite(row["loss"]) and 0 <= row["miou"] <= 100 for row in rows)
@@ -315,9 +318,12 @@ def test_broken_data_is_one_line_and_leaves_nothing_behind(tmp_path, kind, told)
         (["train", "--resume", "--run", "nowhere"], "no run to resume"),
         (["train", "--run", "x", "--set", "train.device=tpu"], "tpu"),
         (["train", "--run", "x", "--set", "data.views=[upside]"], "upside"),
+        (["train", "--run", "x", "--workers", "2", "--set", "train.engine=local"], "--workers 2"),
+        (["train", "--run", "file/x"], "file/x: cannot write here"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(trained, arguments, told):
+    (trained / "file").write_text("not a folder")
     result = airmoe(*arguments, cwd=trained)
     assert result.code == 2, result.err
     assert "Traceback" not in result.err

@@ -1,6 +1,7 @@
 """`airmoe bench`: speed as ratios, measured side by side in one run."""
 
 import tempfile
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,23 +12,38 @@ from airmoe_ray.errors import UserError
 from api.cli.common import JsonOption, print_json, stdout, terminal
 
 
+class Part(StrEnum):
+    """What there is to measure."""
+
+    SERVE = "serve"
+    TRAIN = "train"
+
+
 def bench(
     run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
+    only: Annotated[Part | None, typer.Option(help="Measure this part alone.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.5, help="Time of each measurement in a round [s].")] = 8.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what distribution and HTTP cost: every figure is a ratio of two things measured by turns.
+    """Measure what distribution, HTTP, routing and channel cost: figures are ratios of two things measured by turns.
 
     Exit code 1 if a figure misses its target.
     """
     from airmoe_ray.checkpoint import load_checkpoint
+    from api.bench.figures import Figure
     from api.bench.serving import serving_figures
+    from api.bench.training import training_figures
 
-    load_checkpoint(run / "checkpoint")
-    with terminal() as report, tempfile.TemporaryDirectory(prefix="airmoe-bench-") as folder:
+    config, _ = load_checkpoint(run / "checkpoint")
+    figures: dict[str, Figure] = {}
+    with terminal() as report, tempfile.TemporaryDirectory(prefix="airmoe-bench-") as place:
+        folder = Path(place)
         try:
-            figures = serving_figures(run, Path(folder), rounds=rounds, seconds=seconds, note=report.line)
+            if only in (None, Part.SERVE):
+                figures |= serving_figures(run, folder / "serve", rounds=rounds, seconds=seconds, note=report.line)
+            if only in (None, Part.TRAIN):
+                figures |= training_figures(config, folder / "train", rounds=rounds, note=report.line)
         except RuntimeError as error:
             raise UserError(str(error)) from None
     results = {name: figure.as_dict() for name, figure in figures.items()}

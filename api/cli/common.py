@@ -4,11 +4,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from airmoe_ray.errors import UserError
 
 ConfigOption = Annotated[
     str | None, typer.Option("--config", "-c", help="YAML file, or the name of a shipped configuration.")
@@ -17,6 +21,18 @@ SetOption = Annotated[
     list[str], typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override one setting; repeatable.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")]
+
+
+class Checkpoint(StrEnum):
+    """Which of a run's checkpoints."""
+
+    LAST = "last"
+    BEST = "best"
+
+
+CheckpointOption = Annotated[
+    Checkpoint, typer.Option(help="The last epoch, or the one that scored best on the validation images.")
+]
 
 DEFAULT_PORT = 8000
 
@@ -34,6 +50,8 @@ class TerminalReporter:
 
     def line(self, text: str) -> None:
         """One line that stays."""
+        encoding = self.bars.console.encoding  # not every terminal knows the blocks of the expert load
+        text = text.encode(encoding, "replace").decode(encoding)
         self.bars.console.print(text, soft_wrap=True, markup=False)
 
     def progress(self, title: str) -> Callable[[int, int], None]:
@@ -73,6 +91,14 @@ def terminal() -> Iterator[TerminalReporter]:
     )
     with Progress(*columns, console=stderr, transient=True) as bars:
         yield TerminalReporter(bars)
+
+
+def checkpoint_of(run: Path, which: Checkpoint) -> Path:
+    """Folder of one of a run's checkpoints."""
+    folder = run / ("checkpoint" if which is Checkpoint.LAST else "checkpoint-best")
+    if which is Checkpoint.BEST and (run / "checkpoint").is_dir() and not folder.is_dir():
+        raise UserError(f"{run}: has no best checkpoint, as it was trained without validation; use --checkpoint last")
+    return folder
 
 
 def print_json(value: Any) -> None:

@@ -8,7 +8,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from airmoe_ray.errors import CheckpointError
-from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, stdout, terminal
+from api.cli.common import (
+    Checkpoint,
+    CheckpointOption,
+    ConfigOption,
+    JsonOption,
+    SetOption,
+    checkpoint_of,
+    print_json,
+    stdout,
+    terminal,
+)
 
 
 def eval_(
@@ -16,6 +26,7 @@ def eval_(
     config: ConfigOption = None,
     split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
     overrides: SetOption = [],  # noqa: B006  typer copies it
+    checkpoint: CheckpointOption = Checkpoint.LAST,
     pictures: Annotated[Path | None, typer.Option(help="Also draw one example per domain into this PNG.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -32,7 +43,8 @@ def eval_(
     from airmoe_ray.inference import Segmenter
     from airmoe_ray.ledger import check_budget
 
-    stored, card = load_checkpoint(run / "checkpoint")
+    folder = checkpoint_of(run, checkpoint)
+    stored, card = load_checkpoint(folder)
     own = stored.model_dump(mode="json")
     settings = parse_config(own, overrides) if config is None else load_config(config, overrides)
     check_budget(settings)
@@ -42,7 +54,7 @@ def eval_(
             f"{run}: was trained on the classes {', '.join(card.classes[:3])}, …; "
             f"{settings.data.name} has {', '.join(dataset.classes.names[:3])}, …; evaluate on the same classes"
         )
-    segmenter = Segmenter.load(run / "checkpoint", settings)
+    segmenter = Segmenter.load(folder, settings)
     with terminal() as report:
         result = evaluate(segmenter, dataset, progress=report.progress(f"evaluating {len(dataset)} images"))
     if as_json:

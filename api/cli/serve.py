@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from api.cli.common import DEFAULT_PORT, SetOption, stderr, terminal
+from api.cli.common import DEFAULT_PORT, Checkpoint, CheckpointOption, SetOption, checkpoint_of, stderr, terminal
 
 
 def serve(
@@ -17,6 +17,7 @@ def serve(
     address: Annotated[
         str | None, typer.Option(help="Join this Ray cluster (auto, host:port) instead of starting one here.")
     ] = None,
+    checkpoint: CheckpointOption = Checkpoint.LAST,
     overrides: SetOption = [],  # noqa: B006  typer copies it
 ) -> None:
     """Serve a run: POST images to /segment, open the page at /.
@@ -27,7 +28,8 @@ def serve(
     from airmoe_ray.checkpoint import load_checkpoint
     from airmoe_ray.config_file import parse_config
 
-    stored, _ = load_checkpoint(run / "checkpoint")
+    folder = checkpoint_of(run, checkpoint)
+    stored, _ = load_checkpoint(folder)
     config = parse_config(stored.model_dump(mode="json"), overrides)
     from actors.system import System
     from api.server import check_bind, set_up_logging
@@ -35,7 +37,7 @@ def serve(
 
     set_up_logging()
     check_bind(config, host, port)
-    system = System(run / "checkpoint", config)
+    system = System(folder, config)
     with terminal() as report:
         report.line(f"starting {config.experts.count} experts, cloud and channel as Ray actors")
         shown = f"[{host}]" if ":" in host else host

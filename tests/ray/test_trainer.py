@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from actors.errors import ClusterError
 from actors.trainer import train_on_ray
 from airmoe_ray.config import Config
+from airmoe_ray.config_file import to_yaml
 from airmoe_ray.errors import UserError
 from airmoe_ray.run import Silent, train_run
 
@@ -66,27 +69,73 @@ def test_two_workers_have_the_curve_of_one_process(
     assert summary["epochs"] == EPOCHS
 
 
-def kill_a_worker_after_an_epoch(folder: Path) -> None:
-    while not rows_of(folder):
-        time.sleep(0.05)
-    workers = [p for p in psutil.process_iter(["cmdline"]) if "RayTrainWorker" in " ".join(p.info["cmdline"] or [])]
-    os.kill(workers[0].pid, signal.SIGKILL)
+def signal_a_worker(what: signal.Signals) -> None:
+    """To a worker of our own cluster: others may train on this machine."""
+    family = psutil.Process().children(recursive=True)
+    os.kill(next(p.pid for p in family if "RayTrainWorker" in " ".join(p.cmdline())), what)
 
 
-def test_a_worker_killed_on_the_way_changes_nothing(
+def kill_then_stop_a_worker(folder: Path) -> None:
+    for epochs, what in ((1, signal.SIGKILL), (2, signal.SIGSTOP)):
+        while len(rows_of(folder)) < epochs:
+            time.sleep(0.05)
+        signal_a_worker(what)
+
+
+def test_a_worker_that_dies_and_one_that_hangs_change_nothing(
     own_ray: None, config: Config, local_rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    killer = threading.Thread(target=kill_a_worker_after_an_epoch, args=[tmp_path / "run"], daemon=True)
-    killer.start()
-    train_on_ray(config, tmp_path / "run", workers=2, resume=False, report=Silent())
-    assert not killer.is_alive()
+    impatient = config.model_copy(update={"train": config.train.model_copy(update={"group_timeout_s": 8.0})})
+    trouble = threading.Thread(target=kill_then_stop_a_worker, args=[tmp_path / "run"], daemon=True)
+    trouble.start()
+    train_on_ray(impatient, tmp_path / "run", workers=2, resume=False, report=Silent())
+    assert not trouble.is_alive()
     assert_same_run(rows_of(tmp_path / "run"), local_rows)
 
 
-def test_a_mistake_in_the_settings_is_told_as_one(own_ray: None, config: Config, tmp_path: Path) -> None:
+def start(config: Config, folder: Path, *more: str) -> "subprocess.Popen[str]":
+    """`airmoe train` on two workers, in a process of its own."""
+    path = folder.parent / "config.yaml"
+    path.write_text(to_yaml(config))
+    command = [sys.executable, "-m", "api.cli.main", "train", "--config", str(path), "--run", str(folder)]
+    return subprocess.Popen([*command, "--workers", "2", *more], stderr=subprocess.PIPE, text=True)
+
+
+def await_epochs(folder: Path, count: int, process: "subprocess.Popen[str]") -> None:
+    while len(rows_of(folder)) < count or not (folder / "checkpoint").exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+
+
+def test_a_run_goes_on_after_a_kill_of_the_driver_and_after_ctrl_c(
+    own_ray: None, config: Config, local_rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    process = start(config, folder)
+    await_epochs(folder, 1, process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+    process = start(config, folder, "--resume")
+    await_epochs(folder, 2, process)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+    assert [line for line in told.splitlines() if line and not line.startswith(("epoch", "20 training images"))] == [
+        f"airmoe: interrupted; `airmoe train --resume --run {folder}` goes on"
+    ]
+    train_on_ray(config, folder, workers=2, resume=True, report=Silent())
+    assert_same_run(rows_of(folder), local_rows)
+
+
+def test_a_mistake_of_the_user_ends_all_workers_and_is_told_as_one(
+    own_ray: None, config: Config, tmp_path: Path
+) -> None:
     broken = config.model_copy(update={"train": config.train.model_copy(update={"lr": 1e30})})
     with pytest.raises(UserError, match="the loss is not finite"):
-        train_on_ray(broken, tmp_path / "run", workers=1, resume=False, report=Silent())
+        train_on_ray(broken, tmp_path / "run", workers=2, resume=False, report=Silent())
 
 
 def test_more_workers_than_cores_are_refused(own_ray: None, config: Config, tmp_path: Path) -> None:

@@ -1,0 +1,157 @@
+"""How much of the machine's speed reaches the experts' training: what cache, routing, channel, log and Ray take of it.
+
+Suffixes: B inputs, C classes, P routed pairs, h w grid.
+"""
+
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.cluster import cluster
+from actors.trainer import train_on_ray
+from airmoe_ray.backbone import load_backbone
+from airmoe_ray.config import Config
+from airmoe_ray.data import open_dataset
+from airmoe_ray.losses import pixel_cross_entropy
+from airmoe_ray.run import Run, Silent, open_run, train_epoch, train_run
+from airmoe_ray.sources import OnlineSource
+from airmoe_ray.training import Batch, Schedule
+from api.bench.figures import Figure, by_turns, ratio
+
+Note = Callable[[str], None]
+_STEPS = 4  # of a round's epoch
+_RAY_EPOCHS = 5  # of a round under Ray; the first one does not count
+
+
+def training_figures(config: Config, folder: Path, *, rounds: int, note: Note) -> dict[str, Figure]:
+    """All figures of this file: experts, routing and channel of `config`, on procedural scenes."""
+    config = _small(config)
+    run = open_run(config, folder / "here", resume=False, report=Silent())
+    run = replace(run, validation=None, schedule=_First(run.schedule.source, config))
+    stored = list(run.schedule.batches(0, device=run.device))
+    in_memory = replace(run, schedule=_Stored(run.schedule, stored))
+    online = OnlineSource(open_dataset(config.data, "train"), load_backbone(config.backbone).to(run.device), config)
+    in_the_loop = replace(run, schedule=_First(online, config))
+    bare = _bare_loop(run, stored)
+
+    def compare(other: Callable[[], float], target: float, name: str) -> Figure:
+        note(name)
+        other()
+        pairs = by_turns(lambda: _rate(run), other, rounds)
+        return ratio(pairs, target=target, better="higher", **_medians(pairs, "trained", "compared_with"))
+
+    figures = {
+        "train_cached": compare(lambda: _rate(in_memory), 0.95, "train_cached: the cache against tensors in memory"),
+        "train_cached_over_backbone": compare(
+            lambda: _rate(in_the_loop), 1.0, "train_cached_over_backbone: the cache against the backbone in the loop"
+        ),
+        "train_limit": compare(bare, 0.85, "train_limit: against the same experts forward and backward, nothing else"),
+    }
+    note("ray_train_overhead: one worker of Ray Train against this process")
+    figures["ray_train_overhead"] = _ray_overhead(config, folder, rounds)
+    return figures
+
+
+def _small(config: Config) -> Config:
+    """The model and channel of a configuration, on as many scenes as a round needs."""
+    data = config.data.model_copy(
+        update={"name": "scenes", "train_count": _STEPS * config.train.batch_size, "val_count": 5}
+    )
+    warm = config.train.warm_start.model_copy(update={"shared_epochs": 0})
+    train = config.train.model_copy(update={"epochs": _RAY_EPOCHS, "warm_start": warm, "tensorboard": False})
+    return config.model_copy(update={"data": data, "train": train})
+
+
+class _First(Schedule):
+    """The first batches of each epoch."""
+
+    def _order(self, epoch: int) -> list[list[int]]:
+        return super()._order(epoch)[:_STEPS]
+
+
+class _Stored(Schedule):
+    """Batches that are in memory already, every epoch the same."""
+
+    def __init__(self, like: Schedule, stored: Sequence[Batch]) -> None:
+        super().__init__(like.source, like.config)
+        self.stored = stored
+
+    def batches(self, epoch: int, *, device: torch.device) -> Iterator[Batch]:
+        """The stored ones."""
+        yield from self.stored
+
+
+def _rate(run: Run) -> float:
+    """Images per second of one epoch, as `airmoe train` runs it, without its validation."""
+    return float(train_epoch(run, 0, Silent())["images_per_s"])
+
+
+def _bare_loop(run: Run, stored: Sequence[Batch]) -> Callable[[], float]:
+    """The same experts on the same samples, equal weights, cross-entropy and Adam: no routing, channel, FRL or log."""
+    clients = copy.deepcopy(run.trainer.model.clients).train()
+    adam = torch.optim.Adam(clients.experts.parameters(), lr=run.config.train.lr, fused=True)
+    plans = [_routed(run, batch) for batch in stored]
+
+    def step(batch: Batch, owner_P: Tensor, sample_P: Tensor) -> None:
+        logits_PChw, psi_Pd = clients.run(batch.features_BDhw, owner_P, sample_P)
+        fused_BChw = logits_PChw.new_zeros(len(batch.ids_B), *logits_PChw.shape[1:]).index_add(0, sample_P, logits_PChw)
+        total, count = pixel_cross_entropy(fused_BChw, batch.labels_BHW, stride=run.config.train.loss_stride)
+        adam.zero_grad(set_to_none=True)
+        (total / count + psi_Pd.square().mean()).backward()
+        adam.step()
+
+    def loop() -> float:
+        begun = time.monotonic()
+        for batch, plan in zip(stored, plans, strict=True):
+            step(batch, *plan)
+        if run.device.type == "cuda":
+            torch.cuda.synchronize()
+        return sum(len(batch.ids_B) for batch in stored) / (time.monotonic() - begun)
+
+    return loop
+
+
+@torch.no_grad()
+def _routed(run: Run, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Owner and sample of every routed pair, grouped by owner."""
+    routing = run.trainer.model(batch.features_BDhw, batch.ids_B).routing
+    sample_P, rank_P = routing.active_BK.nonzero(as_tuple=True)
+    owner_P, order_P = torch.sort(routing.transmit_BK[sample_P, rank_P], stable=True)
+    return owner_P, sample_P[order_P]
+
+
+def _ray_overhead(config: Config, folder: Path, rounds: int) -> Figure:
+    number = iter(range(1 << 30))
+
+    def on_ray() -> float:
+        place = folder / f"ray-{next(number)}"
+        train_on_ray(config, place, workers=1, resume=False, report=Silent())
+        return _steady(place)
+
+    def here() -> float:
+        place = folder / f"local-{next(number)}"
+        train_run(config, place)
+        return _steady(place)
+
+    with cluster():
+        pairs = by_turns(on_ray, here, rounds)
+    return ratio(pairs, target=0.95, better="higher", **_medians(pairs, "ray_train", "local"))
+
+
+def _steady(run: Path) -> float:
+    """Median images per second of a run's epochs after the first."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median(row["images_per_s"] for row in rows[1:])
+
+
+def _medians(pairs: Sequence[tuple[float, float]], first: str, second: str) -> dict[str, Any]:
+    values = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return {f"{name}_images_per_s": round(value, 2) for name, value in zip((first, second), values, strict=True)}
