@@ -20,7 +20,8 @@ from actors.cluster import cluster
 from actors.expert import ExpertHost
 from actors.messages import Answer, Settings
 from actors.orchestrator import Orchestrator
-from actors.supervisor import ExpertStatus, Supervisor
+from actors.status import ExpertStatus
+from actors.supervisor import Supervisor
 from actors.system import System
 from airmoe_ray.backbone import load_backbone
 from airmoe_ray.checkpoint import ModelCard, save_checkpoint
