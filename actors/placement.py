@@ -66,15 +66,15 @@ def plan(config: ClusterConfig, experts: int, nodes: Sequence[Node]) -> Plan:
     return found
 
 
-def wish(config: ClusterConfig, experts: int, nodes: Sequence[Node]) -> Plan:
-    """Shares for the cloud and `experts` experts, whether or not these nodes hold them."""
+def wish(config: ClusterConfig, experts: int, nodes: Sequence[Node], *, grows: bool = False) -> Plan:
+    """Shares for the cloud and `experts` experts, held or not by these nodes, which others may join."""
     hosts = packs(config, range(experts))
     share = _even_share(hosts, nodes) if config.gpus_per_expert == "auto" else config.gpus_per_expert
     cloud = share if config.gpus_per_cloud == "auto" else config.gpus_per_cloud
     share, cloud = (math.ceil(x) if x > 1 else x for x in (share, cloud))  # above 1, Ray hands out whole GPUs only
     if config.gpus_per_cloud == "auto" and not _fits(share, len(hosts), cloud, nodes):
-        # the experts' shares were asked for, the cloud's was only a wish
-        cloud = 0.0 if _fits(share, len(hosts), 0.0, nodes) else cloud
+        # the experts' shares were asked for, the cloud's was only a wish; where nodes must come anyway, for both
+        cloud = cloud if grows and not _fits(share, len(hosts), 0.0, nodes) else 0.0
     return Plan(tuple(hosts), share, cloud, _cpu_claim(hosts, nodes))
 
 

@@ -1,7 +1,7 @@
 """Room for the whole system before any of it starts; where there is none yet, an autoscaler gets time to make it."""
 
+import logging
 import time
-from collections.abc import Callable
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -15,11 +15,11 @@ PIN_SHARE = 0.001  # of a custom resource: a place to be, not something that is 
 _BUSY_S = 60.0  # how long others may take to let go of what is there
 _REPEAT_S = 10.0  # between two equal notes
 
-Note = Callable[[str], None]
+log = logging.getLogger("airmoe")
 
 
-def reserve(plan: Plan, config: ClusterConfig, *, wait_s: float = 0.0, note: Note | None = None) -> PlacementGroup:
-    """One bundle each for cloud, channel and every host, in this order; `note` hears what is being waited for.
+def reserve(plan: Plan, config: ClusterConfig, *, wait_s: float = 0.0) -> PlacementGroup:
+    """One bundle each for cloud, channel and every host, in this order.
 
     Where the nodes do not hold the plan it is refused, or, with `wait_s`, asked for all the same: what is pending is
     what an autoscaler looks at.
@@ -29,7 +29,7 @@ def reserve(plan: Plan, config: ClusterConfig, *, wait_s: float = 0.0, note: Not
         raise ClusterError(lacking)
     group = placement_group(_bundles(plan), strategy=config.placement.upper())
     try:
-        _await(group, plan, max(wait_s, min(config.start_deadline_s, _BUSY_S)), note if wait_s else None)
+        _await(group, plan, wait_s or min(config.start_deadline_s, _BUSY_S), grows=wait_s > 0)
     except BaseException:
         remove_placement_group(group)
         raise
@@ -44,14 +44,14 @@ def _bundles(plan: Plan) -> list[dict[str, float]]:
     return [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
 
 
-def _await(group: PlacementGroup, plan: Plan, wait_s: float, note: Note | None) -> None:
+def _await(group: PlacementGroup, plan: Plan, wait_s: float, *, grows: bool) -> None:
     until, told, told_at = time.monotonic() + wait_s, "", 0.0
     while not group.wait(timeout_seconds=1):
         lacking, now = shortage(plan, nodes()) or _busy(plan), time.monotonic()
         if now > until:
-            raise ClusterError(f"{lacking} (waited {wait_s:g} s)" if note else lacking)
-        if note and (lacking != told or now - told_at > _REPEAT_S):
-            note(f"waiting for the autoscaler, {until - now:.0f} s left: {lacking}")
+            raise ClusterError(f"{lacking} (waited {wait_s:g} s)" if grows else lacking)
+        if grows and (lacking != told or now - told_at > _REPEAT_S):
+            log.warning("waiting for the autoscaler, %.0f s more: %s", until - now, lacking)
             told, told_at = lacking, now
 
 

@@ -17,7 +17,7 @@ from actors.errors import ClusterError
 from actors.expert import ExpertActor
 from actors.host import HostSpec, HostState, Pinned
 from actors.placement import Pack, wish
-from actors.reservation import PIN_SHARE, Note, reserve
+from actors.reservation import PIN_SHARE, reserve
 from actors.roster import Instance, span
 from airmoe_ray.checkpoint import expert_file, load_checkpoint, parse_tensors, read_file
 from airmoe_ray.config import Config
@@ -51,16 +51,14 @@ class System:
         self._group: PlacementGroup | None = None
         self._made = 0
 
-    def start(
-        self, progress: Progress | None = None, *, wait_s: float = 0.0, note: Note | None = None
-    ) -> dict[str, tuple[Instance, HostState]]:
+    def start(self, progress: Progress | None = None, *, wait_s: float = 0.0) -> dict[str, tuple[Instance, HostState]]:
         """Create every actor at once and wait until each answers; hosts and their states by key.
 
-        On a cluster that may grow, `wait_s` is the time for it to do so, and `note` hears what is being waited for.
+        On a cluster that may grow, `wait_s` is the time for it to do so.
         """
         cluster = self.config.cluster
-        self.plan = wish(cluster, self.config.experts.count, nodes())
-        self._group = reserve(self.plan, cluster, wait_s=wait_s, note=note)
+        self.plan = wish(cluster, self.config.experts.count, nodes(), grows=wait_s > 0)
+        self._group = reserve(self.plan, cluster, wait_s=wait_s)
         self.cloud = self._remote(
             self.cloud_actor, 0, gpus=self.plan.gpus_per_cloud, threads=self.config.serve.in_flight + 1
         ).remote(CloudSpec(self.config, self.card), self._cloud_file)
