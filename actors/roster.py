@@ -1,5 +1,6 @@
 """Who takes part at the moment: the one list that the supervisor writes and rounds read."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +17,9 @@ class Instance:
     clients: tuple[int, ...]
     owner: bool = True
 
-    @property
-    def label(self) -> str:
-        """As people read it."""
-        return expert_names(self.clients) if self.owner else f"replica of {expert_names(self.clients)}"
+    def told(self, why: str) -> str:
+        """A sentence about it, as people read it."""
+        return sentence(self.clients, why) if self.owner else f"replica of {sentence(self.clients, why)}"
 
 
 @dataclass(frozen=True)
@@ -65,3 +65,10 @@ def span(clients: Sequence[int]) -> str:
 def expert_names(clients: Sequence[int]) -> str:
     """`expert 3`, `experts 0-249`."""
     return f"expert{'s' if len(clients) > 1 else ''} {span(clients)}"
+
+
+def sentence(clients: Sequence[int], why: str) -> str:
+    """`expert 3 was lost`, `experts 0-249 were lost`."""
+    if len(clients) > 1:
+        why = re.sub("^was", "were", re.sub("^is", "are", why))
+    return f"{expert_names(clients)} {why}"

@@ -1,7 +1,7 @@
 """What is known about hosts, and how `status` and metrics show it."""
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors.host import HostState
@@ -37,7 +37,7 @@ class ExpertStatus:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return dict(vars(self))
 
 
 def status_of(

@@ -85,7 +85,7 @@ class Supervisor:
             if key in faults:
                 after = self.config.cluster.quarantine_after
                 member.health = member.health.failed(faults[key], quarantine_after=after)
-                log.warning("%s %s", member.instance.label, faults[key].value)
+                log.warning(member.instance.told(faults[key].value))
             elif key in heard:
                 member.health = member.health.answered()
         if faults:
@@ -143,7 +143,7 @@ class Supervisor:
             return
         member.health = member.health.probed(ok, late=late) if not was_up else member.health
         if member.health.must_restart:
-            log.warning("%s hangs; restarting it", member.instance.label)
+            log.warning("%s; restarting it", member.instance.told("is hanging"))
             member.health = Health(State.RESTARTING)
             self.system.restart(handle)
         self.publish()
@@ -210,7 +210,7 @@ class Supervisor:
             there = self._holders().keys()
             added = [client for client in range(self.total, experts) if client not in there]
             for client in added:  # all files must be there before anything changes
-                self.system.file_of(client)
+                await asyncio.to_thread(self.system.fetch, client)
             leaving = [m for m in self.members.values() if min(m.instance.clients) >= experts]
             self.total = experts
             self.load.resize(experts)

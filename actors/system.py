@@ -80,7 +80,7 @@ class System:
             journal = str((home / "frl").resolve())
         spec = HostSpec(host.clients, self.config, self.card, journal, replica)
         actor = self._remote(self.expert_actor, bundle, gpus=self.plan.gpus_per_expert, pin=host.pin)
-        handle = actor.remote(spec, [self._pin(client) for client in host.clients])
+        handle = actor.remote(spec, [self.fetch(client) for client in host.clients])
         self._made += 1
         return Instance(f"{span(host.clients)}/{self._made}", handle, host.clients, owner=not replica)
 
@@ -108,7 +108,8 @@ class System:
         parse_tensors(content, str(path))  # a damaged file is told here, by its name
         return content
 
-    def _pin(self, client: int) -> Pinned:
+    def fetch(self, client: int) -> Pinned:
+        """The same in the object store, where hosts find it."""
         if client not in self._pinned:
             self._pinned[client] = Pinned.put(self.file_of(client))
         return self._pinned[client]
