@@ -8,7 +8,7 @@ from actors.errors import ClusterError
 from airmoe_ray.config import ClusterConfig
 
 _GRAIN = 10_000  # Ray counts resources in ten-thousandths
-_CPUS_UNSEEN = 0.5  # what an actor claims of nodes that have yet to come
+_CPUS_UNSEEN = 0.1  # what an actor claims of nodes that have yet to come
 _GPU_ADVICE = "lower cluster.gpus_per_expert (0 is CPU only, auto divides what is there), or add GPUs"
 
 
@@ -75,7 +75,7 @@ def wish(config: ClusterConfig, experts: int, nodes: Sequence[Node], *, grows: b
     if config.gpus_per_cloud == "auto" and not _fits(share, len(hosts), cloud, nodes):
         # the experts' shares were asked for, the cloud's was only a wish; where nodes must come anyway, for both
         cloud = cloud if grows and not _fits(share, len(hosts), 0.0, nodes) else 0.0
-    return Plan(tuple(hosts), share, cloud, _cpu_claim(hosts, nodes))
+    return Plan(tuple(hosts), share, cloud, _cpu_claim(hosts, share, cloud, nodes))
 
 
 def shortage(found: Plan, nodes: Sequence[Node]) -> str | None:
@@ -107,11 +107,14 @@ def _even_share(hosts: Sequence[Pack], nodes: Sequence[Node]) -> float:
     return min((math.floor(_GRAIN / math.ceil((count + 1) / n)) / _GRAIN if n else 0.0 for count, n in gpus), default=0)
 
 
-def _cpu_claim(hosts: Sequence[Pack], nodes: Sequence[Node]) -> float:
-    """Small enough that all actors, and some replicas, fit beside each other on the nodes where they must live."""
-    cpus = [(count, sum(node.cpus for node in where)) for count, where in _homes(hosts, nodes)]
-    claims = [0.5 * n / (count + 2) for count, n in cpus if n]
-    return max(math.floor(_GRAIN * min(1.0, *claims)), 1) / _GRAIN if claims else _CPUS_UNSEEN
+def _cpu_claim(hosts: Sequence[Pack], share: float, cloud: float, nodes: Sequence[Node]) -> float:
+    """Small enough that all actors, and some replicas, fit beside each other wherever pins and GPUs put them."""
+    groups = [(count, sum(node.cpus for node in where)) for count, where in _homes(hosts, nodes)]
+    if share:
+        groups += [(min(_slots(int(node.gpus), share), len(hosts)), node.cpus) for node in nodes if node.gpus >= 1]
+    claims = [0.5 * cpus / (count + 2) for count, cpus in groups if cpus]
+    unseen = [] if claims and _fits(share, len(hosts), cloud, nodes) else [_CPUS_UNSEEN]
+    return max(math.floor(_GRAIN * min([1.0, *claims, *unseen])), 1) / _GRAIN
 
 
 def _homes(hosts: Sequence[Pack], nodes: Sequence[Node]) -> list[tuple[int, Sequence[Node]]]:

@@ -154,6 +154,14 @@ def test_the_claim_on_cpus_leaves_room_where_clients_are_pinned() -> None:
     assert 0 < 10 * pinned.cpus <= 2
 
 
+@given(st.integers(1, 20), st.sampled_from([0.1, 0.25, 0.5, 1]), st.integers(1, 4), st.integers(1, 8))
+def test_the_claim_on_cpus_leaves_room_beside_the_gpus(experts: int, share: float, gpus: int, cpus: int) -> None:
+    nodes = [Node(64, 0), *[Node(cpus, gpus)] * 20]
+    found = planned_on(experts, nodes, gpus_per_expert=share, gpus_per_cloud=share)
+    most = min(experts + 1, gpus * math.floor(1 / share))
+    assert 0 < most * found.cpus <= cpus
+
+
 def test_a_wish_for_nodes_that_have_yet_to_come_can_be_stated() -> None:
     config = ClusterConfig(gpus_per_expert=0.5)
     found = wish(config, 4, [Node(0, 0)], grows=True)

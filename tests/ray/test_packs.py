@@ -50,6 +50,40 @@ def test_packed_clients_answer_as_the_in_process_model_does_and_keep_their_own_g
         assert all(abs(c.gamma - complex(gamma[c.id])) < 1e-6 for c in answer.clients if c.gamma is not None)
 
 
+def test_part_of_a_pack_leaves_and_comes_back_while_requests_run(service: Any) -> None:
+    homes = pids(service)
+
+    async def change() -> list[Answer]:
+        done, answers = asyncio.Event(), []
+
+        async def ask() -> None:
+            while not done.is_set():
+                answers.append(await service.ask(len(answers)))
+
+        asking = asyncio.create_task(ask())
+        for experts in (30, 15, 40):
+            await service.supervisor.scale(experts)
+            while not (service.all_up() and len(service.status()) == experts):
+                await asyncio.sleep(0.05)
+            answers.append(await service.ask(7))
+            assert len(answers[-1].clients) == experts
+            after = pids(service)
+            if experts == 30:
+                assert after == homes[:30]  # ten left a pack of which ten stayed
+            elif experts == 15:
+                assert after == homes[:15]
+        done.set()
+        await asking
+        return answers
+
+    answers = service.run(change())
+    assert not any(answer.skipped for answer in answers)
+    assert pids(service)[:20] == homes[:20]  # five of them had left, and came back where they were
+    assert len(set(pids(service)[20:])) == 1
+    assert pids(service)[20] != homes[20]  # the whole pack had gone
+    assert service.agrees(service.segment(7), service.expected(7))
+
+
 def test_a_killed_pack_is_named_as_one_and_comes_back_with_every_clients_memory(service: Any) -> None:
     renewed = {c.id for seed in range(8) for c in service.segment(seed, renew=True).clients if c.weight > 0}
     before = {client: service.memory(client) for client in renewed}
@@ -90,40 +124,6 @@ def break_expert(host: Any, client: int) -> None:
 
 def mend_expert(host: Any, client: int) -> None:
     host.clients.experts[host.index_of[client]].decoder.bias.data.copy_(host.kept_bias)
-
-
-def test_part_of_a_pack_leaves_and_comes_back_while_requests_run(service: Any) -> None:
-    homes = pids(service)
-
-    async def change() -> list[Answer]:
-        done, answers = asyncio.Event(), []
-
-        async def ask() -> None:
-            while not done.is_set():
-                answers.append(await service.ask(len(answers)))
-
-        asking = asyncio.create_task(ask())
-        for experts in (30, 15, 40):
-            await service.supervisor.scale(experts)
-            while not (service.all_up() and len(service.status()) == experts):
-                await asyncio.sleep(0.05)
-            answers.append(await service.ask(7))
-            assert len(answers[-1].clients) == experts
-            after = pids(service)
-            if experts == 30:
-                assert after == homes[:30]  # ten left a pack of which ten stayed
-            elif experts == 15:
-                assert after == homes[:15]
-        done.set()
-        await asking
-        return answers
-
-    answers = service.run(change())
-    assert not any(answer.skipped for answer in answers)
-    assert pids(service)[:20] == homes[:20]  # five of them had left, and came back where they were
-    assert len(set(pids(service)[20:])) == 1
-    assert pids(service)[20] != homes[20]  # the whole pack had gone
-    assert service.agrees(service.segment(7), service.expected(7))
 
 
 def test_a_packed_client_can_have_a_replica_that_reads_what_its_owner_renews(service: Any) -> None:
