@@ -17,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.clients import Begun, RayClients, RayRound
+from actors.clients import Begun, RayClients
 from actors.cluster import node_ip
 from actors.errors import RosterNeededError
 from actors.messages import BatchAnswer, Settings
 from actors.roster import Roster
+from actors.round import RayRound
 from actors.wire import Receiver
 from airmoe_ray.backbone import load_backbone
 from airmoe_ray.checkpoint import ModelCard, load_cloud, parse_tensors

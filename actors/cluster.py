@@ -21,6 +21,7 @@ from actors.placement import Node
 
 _STORE_BYTES = 1 << 30  # object store of a cluster of our own: a few batches of features
 _CONNECT_S = 5.0
+_NO_PLACES = {"CPU", "GPU", "memory", "object_store_memory", "node:__internal_head__"}  # nothing to pin a client to
 
 
 @contextlib.contextmanager
@@ -48,7 +49,10 @@ def cluster(address: str | None = None, *, cpus: int | None = None, gpus: int | 
 def nodes() -> list[Node]:
     """What the living nodes have."""
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    return [Node(cpus=found.get("CPU", 0.0), gpus=found.get("GPU", 0.0)) for found in alive]
+    return [
+        Node(cpus=found.get("CPU", 0.0), gpus=found.get("GPU", 0.0), resources=frozenset(found.keys() - _NO_PLACES))
+        for found in alive
+    ]
 
 
 def node_ip() -> str:

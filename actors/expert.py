@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import ray
@@ -24,6 +24,7 @@ from actors.cluster import node_ip
 from actors.errors import InvalidOutputError, UnknownRoundError
 from actors.host import HostSpec, HostState, Pinned, Statistic
 from actors.journal import Journal, Renewal, Snapshot, parse_snapshot
+from actors.roster import expert_names
 from actors.wire import Receiver
 from airmoe_ray.channel import in_deep_fade
 from airmoe_ray.checkpoint import load_client, parse_tensors
@@ -38,6 +39,7 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 
 Array = NDArray[Any]
 _ROUNDS_KEPT = 64  # rounds whose cloud vanished are forgotten after this many others
+_PROBED = 16  # experts that a probe runs; of a large pack, all would take seconds
 
 
 @dataclass
@@ -55,9 +57,8 @@ class ExpertHost(Receiver):
 
     learning = False  # where True, outputs keep their graphs
 
-    def __init__(self, spec: HostSpec, files: Sequence[bytes] | Sequence[Pinned]) -> None:
+    def __init__(self, spec: HostSpec, files: Sequence[bytes | Pinned]) -> None:
         self.spec, self.config = spec, spec.config
-        files = [content if isinstance(content, bytes) else content.get() for content in files]
         self.device = pick_device("auto", threads=spec.config.cluster.expert_threads)
         self.index_of = {client: index for index, client in enumerate(spec.clients)}
         self.clients = LocalClients(
@@ -67,15 +68,20 @@ class ExpertHost(Receiver):
             dilations=spec.card.dilation_rates,
             clients=spec.clients,
         )
-        self.dtype = parse_tensors(files[0], "expert")["frl.prototypes"].dtype
-        self.clients.to(dtype=self.dtype)
-        for index, (client, content) in enumerate(zip(spec.clients, files, strict=True)):
+        self.fingerprints: list[bytes] = []
+        for index, (client, file) in enumerate(zip(spec.clients, files, strict=True)):
+            content = file if isinstance(file, bytes) else file.get()  # one at a time: together they may be large
+            if index == 0:
+                self.dtype = parse_tensors(content, "expert")["frl.prototypes"].dtype
+                self.clients.to(dtype=self.dtype)
             load_client(self.clients, index, content, f"expert {client}")
+            self.fingerprints.append(hashlib.blake2b(content, digest_size=16).digest())
         self.clients.eval().to(self.device)
         self.start_nMd = self.clients.frl.prototypes_NMd.detach().clone()
         self.versions = [0] * len(spec.clients)
         self.snapshot_versions = [0] * len(spec.clients)
-        self.fingerprints = [hashlib.blake2b(content, digest_size=16).digest() for content in files]
+        self.suspects: set[int] = set()  # indices whose last output was not finite
+        self.next_probed = 0
         self.journals: list[Journal] = []
         self.rounds: OrderedDict[str, _Round] = OrderedDict()
         if spec.journal_folder and not spec.replica:
@@ -125,8 +131,9 @@ class ExpertHost(Receiver):
         with torch.inference_mode(not self.learning):
             output = self.clients.run(features, index_P.to(self.device), local_P.to(self.device))
         energy_P = output.logits_BChw.detach().square().sum(dim=(1, 2, 3))
-        if not (torch.isfinite(energy_P).all() and torch.isfinite(output.psi_Bd).all()):
-            raise InvalidOutputError("the expert's output is not finite")
+        fine_P = torch.isfinite(energy_P) & torch.isfinite(output.psi_Bd).all(dim=1)
+        if not fine_P.all():
+            self._suspect(index_P[~fine_P.cpu()].tolist())
         for row, index, y, psi in zip(
             rows_P.tolist(), index_P.tolist(), output.logits_BChw, output.psi_Bd, strict=True
         ):
@@ -183,11 +190,10 @@ class ExpertHost(Receiver):
         """`collect` and `renew` in one, where the owner itself ran the round."""
         return self.renew(self.collect(round_id, sample_P, client_P))
 
-    def snapshots(self) -> dict[int, bytes]:
-        """The FRL of every client, for replicas and for safekeeping."""
-        return {
-            client: self._snapshot(index).to_bytes(self.fingerprints[index]) for client, index in self.index_of.items()
-        }
+    def snapshots(self, clients: Sequence[int] | None = None) -> dict[int, bytes]:
+        """The FRL of the given clients, or of all, for replicas and for safekeeping."""
+        places = {client: self.index_of[client] for client in (self.spec.clients if clients is None else clients)}
+        return {client: self._snapshot(place).to_bytes(self.fingerprints[place]) for client, place in places.items()}
 
     def adopt(self, snapshots: Mapping[int, bytes]) -> tuple[int, ...]:
         """Take over newer snapshots of the same checkpoint; the resulting versions."""
@@ -206,16 +212,20 @@ class ExpertHost(Receiver):
 
     @torch.inference_mode()
     def probe(self) -> HostState:
-        """A small input through FRL and every expert: passes only if real work would."""
-        d, dim = self.config.frl.dim, self.spec.card.feature_dim
+        """A small input through the FRLs and some experts, in turn: passes only if real work would.
+
+        An expert whose output was not finite stays among them until it is.
+        """
+        d, dim, count = self.config.frl.dim, self.spec.card.feature_dim, len(self.spec.clients)
         query = torch.full((1, d), 1.0 / d, dtype=self.dtype, device=self.device)
-        value = self.clients.frl.read(query).value_BNd
         features = torch.ones(1, dim, 2, 2, dtype=self.dtype, device=self.device)
-        fine = [torch.isfinite(value).all()]
-        for expert in self.clients.experts:
-            fine += [torch.isfinite(part).all() for part in expert(features)]
-        if not all(fine):
-            raise InvalidOutputError("the expert's output is not finite")
+        turn = {(self.next_probed + step) % count for step in range(min(count, _PROBED))}
+        self.next_probed = (self.next_probed + _PROBED) % count
+        asked, self.suspects = turn | self.suspects, set()
+        outputs = {index: self.clients.experts[index](features) for index in asked}
+        broken = [index for index, parts in outputs.items() if not all(torch.isfinite(part).all() for part in parts)]
+        if broken or not torch.isfinite(self.clients.frl.read(query).value_BNd).all():
+            self._suspect(broken)
         return self.state()
 
     def state(self) -> HostState:
@@ -234,6 +244,11 @@ class ExpertHost(Receiver):
         )
 
     # inside
+
+    def _suspect(self, indices: Sequence[int]) -> NoReturn:
+        self.suspects |= set(indices)
+        names = expert_names(sorted({self.spec.clients[index] for index in indices}))
+        raise InvalidOutputError(f"the output of {names if indices else 'an FRL'} is not finite")
 
     def _open_journals(self, folder: Path) -> None:
         for index, client in enumerate(self.spec.clients):

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.clients import RayClients, RayRound
+from actors.clients import RayClients
 from actors.learner import Homework, Learned
 from actors.roster import Roster
+from actors.round import RayRound
 from actors.wire import Beside, pack
 from airmoe_ray.channel import Received
 from airmoe_ray.clients import Reading, Report
@@ -34,14 +35,15 @@ class FederatedClients(RayClients):
 
     def begin(self, ids_B: Sequence[int], channel: ChannelConfig) -> "FederatedRound":
         """Start a round."""
-        turn = next(self._turns)
-        return FederatedRound(self, f"{self._name}-{turn}", turn, tuple(ids_B), channel)
+        round_ = self._begin(FederatedRound, ids_B, channel)
+        round_.traffic = self.traffic
+        return round_
 
 
 class FederatedRound(RayRound):
     """One batch there and back. What clients report is a leaf for the cloud's own chain rule."""
 
-    clients: FederatedClients
+    traffic: Traffic  # where everything that crosses is counted
     stat_BNd: Tensor
     capacity_BK: Tensor
     beta_BK: Tensor
@@ -79,7 +81,7 @@ class FederatedRound(RayRound):
         """First exchange: g to the routed, a_j = <g, y_j> from them; one that is lost counts as of the rest's mind."""
         pairs, g = self._heard_pairs(), ray.put(g_BChw.cpu().numpy())
         calls = {key: pack("weigh", self.name, Beside(0), pair_P[:, 0], pair_P[:, 2]) for key, pair_P in pairs.items()}
-        replies = self._gather({key: self._instance(key).handle.exchange.remote(calls[key], g) for key in pairs})
+        replies = self.replies.gather({key: self.asked[key].handle.exchange.remote(calls[key], g) for key in pairs})
         agreement_BK, known_BK = torch.zeros_like(self.beta_BK), torch.zeros_like(self.beta_BK)
         for key, agreement_P in replies.items():
             rows, ranks, _ = pairs[key].T
@@ -101,7 +103,7 @@ class FederatedRound(RayRound):
         pairs, stat_grad = self._heard_pairs(), stat_grad_BNd.cpu().numpy()
         beta, delta_grad, capacity_grad = (x.cpu().numpy() for x in (self.beta_BK, *report))
         calls = {}
-        for instance in self.asked:
+        for instance in self.asked.values():
             if instance.key in self.faults:
                 continue
             rows, ranks, clients = pairs.get(instance.key, _NO_PAIRS).T
@@ -118,9 +120,9 @@ class FederatedRound(RayRound):
             per_client = len(self.ids_B) * stat_grad.shape[-1]
             self.traffic.down("statistic gradients", reals=per_client * len(instance.clients))
             self.traffic.down("report gradients", reals=len(rows) * (2 if self.channel.rho_grad else 1))
-        learned: dict[str, Learned] = self._gather(calls)
+        learned: dict[str, Learned] = self.replies.gather(calls)
         # several clients in one actor would each send their own part
-        answered = sum(len(self._instance(key).clients) for key in learned)
+        answered = sum(len(self.asked[key].clients) for key in learned)
         self.traffic.up("query gradients", reals=answered * len(self.ids_B) * stat_grad.shape[-1])
         return learned
 
@@ -131,15 +133,10 @@ class FederatedRound(RayRound):
         for key in keys:
             rows, _, clients = pairs.get(key, _NO_PAIRS).T
             packed = pack("descend", self.name, rows, clients, learning_rate, scale)
-            calls[key] = self._instance(key).handle.exchange.remote(packed)
-        self._gather(calls)
+            calls[key] = self.asked[key].handle.exchange.remote(packed)
+        self.replies.gather(calls)
         self.traffic.up("norms", reals=len(calls))
         self.traffic.down("norms", reals=1)
-
-    @property
-    def traffic(self) -> Traffic:
-        """Where everything that crosses is counted."""
-        return self.clients.traffic
 
     def _heard_pairs(self) -> dict[str, NDArray[np.int64]]:
         pairs = self._pairs(self.routing.transmit_BK, self.routing.active_BK.cpu())

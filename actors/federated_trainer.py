@@ -86,8 +86,7 @@ class FederatedTrainer:
             own = own_data(source, query_dist_Sd, indices, self.config)
             for arrays in (own.features, own.query_dists):
                 self.traffic.down("warm start", reals=sum(array.size for array in arrays))
-            handle = self._everybody.instances[str(j)].handle
-            calls.append(handle.warm_start.remote(j, own, weight_C))
+            calls.append(self._everybody.host_of(j).handle.warm_start.remote(j, own, weight_C))
         bar = self.report.progress("warm start")
         while calls:
             done, calls = ray.wait(calls)

@@ -1,6 +1,7 @@
 """What a host of clients is given when it starts, and what it tells."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ray
@@ -64,3 +65,8 @@ class HostState:
     node_ip: str
     gpu_ids: tuple[str, ...]
     pid: int
+
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """Where each client stands in the tuples above."""
+        return {client: place for place, client in enumerate(self.clients)}

@@ -62,7 +62,7 @@ class Journal:
         self.snapshot_path = folder / f"expert_{client:02d}.snapshot.safetensors"
         self.fingerprint, self.compact_bytes = fingerprint, compact_bytes
         self._header = _MAGIC + fingerprint
-        self._file: int | None = None
+        self._end = 0  # of the last whole record; 0: there is no file before the first renewal
 
     def load(self) -> tuple[Snapshot | None, list[Renewal]]:
         """The last snapshot and the renewals after it; what belongs to another checkpoint is set aside."""
@@ -71,7 +71,6 @@ class Journal:
         if content[: len(self._header)] != self._header:
             if content:
                 self.path.rename(self.path.with_suffix(".stale"))
-            self._start()
             return snapshot, []
         base = snapshot.version if snapshot else 0
         renewals, end = [], len(self._header)
@@ -79,33 +78,36 @@ class Journal:
             end = stop
             if renewal.version > base:
                 renewals.append(renewal)
-        self._file = os.open(self.path, os.O_WRONLY)
-        os.ftruncate(self._file, end)  # a record cut short by a kill was never answered
-        os.lseek(self._file, end, os.SEEK_SET)
+        os.truncate(self.path, end)  # a record cut short by a kill was never answered
+        self._end = end
         return snapshot, renewals
 
     def append(self, renewal: Renewal) -> None:
         """Write one record and force it to disk."""
-        assert self._file is not None
+        if not self._end:
+            self._start()
         kind = b"d" if renewal.alpha_BM.dtype == np.float64 else b"f"
         rows, m = renewal.alpha_BM.shape
         body = _BODY.pack(renewal.version, rows, m, renewal.psi_Bd.shape[1], kind)
         body += renewal.alpha_BM.astype(_FORMATS[kind]).tobytes() + renewal.psi_Bd.astype(_FORMATS[kind]).tobytes()
         record = _FRAME.pack(len(body), zlib.crc32(body)) + body
-        start = os.lseek(self._file, 0, os.SEEK_CUR)
+        file = os.open(self.path, os.O_WRONLY)  # not kept open: a host may hold more clients than it may hold files
         try:
-            if os.write(self._file, record) < len(record):
+            os.lseek(file, self._end, os.SEEK_SET)
+            if os.write(file, record) < len(record):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fdatasync(self._file)
+            os.fdatasync(file)
+            self._end += len(record)
         except OSError:  # half a record would hide every later one
-            os.ftruncate(self._file, start)
-            os.lseek(self._file, start, os.SEEK_SET)
+            os.ftruncate(file, self._end)
             raise
+        finally:
+            os.close(file)
 
     @property
     def full(self) -> bool:
         """Whether it is time for a snapshot."""
-        return self._file is not None and os.fstat(self._file).st_size > self.compact_bytes
+        return self._end > self.compact_bytes
 
     def compact(self, snapshot: Snapshot) -> bytes:
         """Put a snapshot in place, then start an empty journal. A kill in between leaves records that `load` skips."""
@@ -120,13 +122,13 @@ class Journal:
         return content
 
     def _start(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
         fresh = self.path.with_suffix(".new")
-        self._file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.write(self._file, self._header)
-        os.fsync(self._file)
+        with fresh.open("wb") as file:
+            file.write(self._header)
+            file.flush()
+            os.fsync(file.fileno())
         fresh.rename(self.path)
+        self._end = len(self._header)
 
     def _load_snapshot(self) -> Snapshot | None:
         if not self.snapshot_path.exists():

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.policy import Fault
+from actors.roster import sentence
 from airmoe_ray.config import ChannelConfig, RoutingConfig
 from airmoe_ray.ledger import Ledger
 
@@ -67,7 +68,10 @@ class Answer:
     @property
     def reason(self) -> str | None:
         """Why the answer is degraded, in words."""
-        reasons = [f"expert {client} {why}" for client, why in sorted(self.skipped.items())]
+        alike: dict[str, list[int]] = {}
+        for client, why in sorted(self.skipped.items()):
+            alike.setdefault(why, []).append(client)
+        reasons = [sentence(clients, why) for why, clients in alike.items()]
         if self.all_faded:
             reasons.append("all routed clients were in deep fade")
         return "; ".join(reasons) or None

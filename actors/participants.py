@@ -13,7 +13,8 @@ from actors.host import HostSpec, HostState, Pinned
 from actors.learner import LearningActor
 from actors.placement import plan
 from actors.policy import Fault
-from actors.roster import Instance, Roster
+from actors.reservation import PIN_SHARE
+from actors.roster import Instance, Roster, span
 from airmoe_ray.checkpoint import ModelCard
 from airmoe_ray.config import Config
 from airmoe_ray.run import Reporter
@@ -23,7 +24,7 @@ _POLL_S = 0.2
 
 
 class Participants:
-    """One actor per client, and the channel between them and the cloud."""
+    """One actor per client (or pack of clients), and the channel between them and the cloud."""
 
     def __init__(
         self,
@@ -36,18 +37,18 @@ class Participants:
         channel: Any = ChannelActor,
     ) -> None:
         self.config, self.report, self.archived = config, report, files
-        count = config.experts.count
-        shares = plan(config.cluster, count, nodes())
+        shares = plan(config.cluster, config.experts.count, nodes())
         options: dict[str, Any] = {"num_cpus": shares.cpus, "max_restarts": -1, "max_task_retries": 0}
         if config.cluster.placement == "spread":
             options["scheduling_strategy"] = "SPREAD"
         self.channel: Any = channel.options(**options).remote(config.seed)
-        actor = learner.options(num_gpus=shares.gpus_per_expert, **options)
         self.instances: dict[str, Instance] = {}
-        for client in range(count):
-            spec = HostSpec((client,), config, card)
-            handle = actor.remote(spec, [Pinned.put(files[client][0])])
-            self.instances[str(client)] = Instance(str(client), handle, (client,))
+        for host in shares.hosts:
+            pin = {"resources": {host.pin: PIN_SHARE}} if host.pin else {}
+            actor = learner.options(num_gpus=shares.gpus_per_expert, **options, **pin)
+            weights = [Pinned.put(files[client][0]) for client in host.clients]
+            handle = actor.remote(HostSpec(host.clients, config, card), weights)
+            self.instances[span(host.clients)] = Instance(span(host.clients), handle, host.clients)
         self.learning = True
         self.pids: dict[str, int] = {}
         self.absent: dict[str, Fault] = dict.fromkeys(self.instances, Fault.LOST)
@@ -61,10 +62,14 @@ class Participants:
         missing = {c: fault for key, fault in self.absent.items() for c in self.instances[key].clients}
         return Roster(0, self.config.experts.count, self.channel, present, missing)
 
+    def host_of(self, client: int) -> Instance:
+        """Where a client lives."""
+        return next(instance for instance in self.instances.values() if client in instance.clients)
+
     def miss(self, faults: dict[str, Fault]) -> None:
         """They did not answer: the next rounds go on without them until they do."""
         for key in faults.keys() - self.absent.keys():
-            self.report.line(f"{self.instances[key].label} dropped out ({faults[key].value}); going on without it")
+            self.report.line(f"{self.instances[key].told(faults[key].value)}; going on without")
             self._probes[self.instances[key].handle.probe.remote()] = key
         self.absent |= faults
 
@@ -160,5 +165,5 @@ class Participants:
         ray.get(handle.learn_from_now_on.remote(self.learning), timeout=self.config.train.client_deadline_s)
         del self.absent[key]
         if known is not None:
-            how = "started anew from its last checkpoint" if known != state.pid else "was only late"
-            self.report.line(f"{self.instances[key].label} is back ({how})")
+            how = ", from the last checkpoint" if known != state.pid else ""
+            self.report.line(f"{self.instances[key].told('is back')}{how}")

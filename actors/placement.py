@@ -1,13 +1,15 @@
-"""Which share of which GPU each actor gets: arithmetic only, and messages for what cannot be had."""
+"""Which clients share an actor, and which share of which GPU it gets: arithmetic, and words for what is lacking."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from actors.errors import ClusterError
 from airmoe_ray.config import ClusterConfig
 
 _GRAIN = 10_000  # Ray counts resources in ten-thousandths
+_CPUS_UNSEEN = 0.1  # what an actor claims of nodes that have yet to come
+_GPU_ADVICE = "lower cluster.gpus_per_expert (0 is CPU only, auto divides what is there), or add GPUs"
 
 
 @dataclass(frozen=True)
@@ -16,63 +18,172 @@ class Node:
 
     cpus: float
     gpus: float
+    resources: frozenset[str] = frozenset()  # names of whatever else it offers
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Clients that live in one actor, on a node that offers `pin`."""
+
+    clients: tuple[int, ...]
+    pin: str | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Resources of each actor."""
+    """Who lives together, and the resources of each actor."""
 
+    hosts: tuple[Pack, ...]
     gpus_per_expert: float
     gpus_per_cloud: float
     cpus: float  # of every actor: a claim for the scheduler, not a limit
 
+    @property
+    def demand(self) -> str:
+        """In words."""
+        return f"{_experts(self.hosts)} x {self.gpus_per_expert:g} GPU and {self.cpus:g} CPU"
+
+
+def packs(config: ClusterConfig, clients: Iterable[int]) -> list[Pack]:
+    """At most `experts_per_actor` clients to an actor, in order; clients of different pins never share one."""
+    members: dict[str | None, list[int]] = {}
+    for client in clients:
+        members.setdefault(config.pin.get(client), []).append(client)
+    size = config.experts_per_actor
+    found = [
+        Pack(tuple(together[start : start + size]), pin)
+        for pin, together in members.items()
+        for start in range(0, len(together), size)
+    ]
+    return sorted(found, key=lambda pack: pack.clients)
+
 
 def plan(config: ClusterConfig, experts: int, nodes: Sequence[Node]) -> Plan:
-    """Shares for the cloud and `experts` experts, or an error that says what is needed and what is there."""
-    total = sum(math.floor(node.gpus) for node in nodes)
-    share = _even_share(experts, total) if config.gpus_per_expert == "auto" else config.gpus_per_expert
+    """A plan that these nodes hold, or an error that says what is needed and what is there."""
+    found = wish(config, experts, nodes)
+    if lacking := shortage(found, nodes):
+        raise ClusterError(lacking)
+    return found
+
+
+def wish(config: ClusterConfig, experts: int, nodes: Sequence[Node], *, grows: bool = False) -> Plan:
+    """Shares for the cloud and `experts` experts, held or not by these nodes, which others may join."""
+    hosts = packs(config, range(experts))
+    share = _even_share(hosts, nodes) if config.gpus_per_expert == "auto" else config.gpus_per_expert
     cloud = share if config.gpus_per_cloud == "auto" else config.gpus_per_cloud
     share, cloud = (math.ceil(x) if x > 1 else x for x in (share, cloud))  # above 1, Ray hands out whole GPUs only
-    if config.gpus_per_cloud == "auto" and config.gpus_per_expert != "auto" and not _fits(share, experts, cloud, total):
-        cloud = 0.0  # the experts' shares were asked for; the cloud's was only a wish
-    if not _fits(share, experts, cloud, total):
-        needed = _gpus_needed(share, experts) + cloud
-        with_cloud = f" and the cloud {cloud:g}" if cloud else ""
-        raise ClusterError(
-            f"{experts} experts x {share:g} GPU{with_cloud} need {math.ceil(needed)} GPUs, the cluster has {total}; "
-            "lower cluster.gpus_per_expert (0 is CPU only, auto divides what is there), or add GPUs"
-        )
-    cpus = sum(node.cpus for node in nodes)
-    # small enough that all actors, and some replicas, fit beside each other on any node
-    per_actor = math.floor(_GRAIN * min(1.0, 0.5 * cpus / (experts + 2))) / _GRAIN
-    if per_actor <= 0:
-        raise ClusterError(f"{experts} experts need some CPU each, the cluster has {cpus:g}; add nodes")
-    return Plan(share, cloud, per_actor)
+    if config.gpus_per_cloud == "auto" and not _fits(share, len(hosts), cloud, nodes):
+        # the experts' shares were asked for, the cloud's was only a wish; where nodes must come anyway, for both
+        cloud = cloud if grows and not _fits(share, len(hosts), 0.0, nodes) else 0.0
+    return Plan(tuple(hosts), share, cloud, _cpu_claim(hosts, share, cloud, nodes))
 
 
-def _even_share(experts: int, gpus: int) -> float:
-    """What each expert and the cloud get; shares of one GPU must fit into it, so the number per GPU is rounded up."""
-    if not gpus:
-        return 0.0
-    per_gpu = math.ceil((experts + 1) / gpus)
-    return math.floor(_GRAIN / per_gpu) / _GRAIN
+def shortage(found: Plan, nodes: Sequence[Node]) -> str | None:
+    """Why these nodes do not hold the plan: what is needed, what is there, what to do. None: they do."""
+    hosts, share, cloud = found.hosts, found.gpus_per_expert, found.gpus_per_cloud
+    for pin, pinned in _by_pin(hosts).items():
+        offering = [node for node in nodes if pin in node.resources]
+        if not offering:
+            return _nobody_offers(pin, pinned, nodes)
+        if not _fits(share, len(pinned), 0.0, offering):
+            return (
+                f"{_need(pinned, share, 0.0)} on nodes that offer {pin}, which {_have(share, offering)}; {_GPU_ADVICE}"
+            )
+        if not sum(node.cpus for node in offering):
+            return f"{_experts(pinned)} need some CPU each on nodes that offer {pin}, which have 0; add nodes"
+    if not _fits(share, len(hosts), cloud, nodes):
+        return f"{_need(hosts, share, cloud)}, the cluster {_have(share, nodes, 'has')}; {_GPU_ADVICE}"
+    if not sum(node.cpus for node in nodes):
+        return f"{_experts(hosts)} need some CPU each, the cluster has 0; add nodes"
+    return None
 
 
-def _gpus_needed(share: float, experts: int) -> float:
-    """GPUs that `experts` shares occupy: a share below 1 never straddles two GPUs, one above takes whole ones."""
-    if share <= 0:
-        return 0
-    if share >= 1:
-        return math.ceil(share) * experts
-    return math.ceil(experts / math.floor(1 / share + 1e-9))
+# arithmetic
 
 
-def _fits(share: float, experts: int, cloud: float, total: int) -> bool:
-    needed = _gpus_needed(share, experts)
-    if cloud <= 0 or cloud >= 1:
-        return needed + math.ceil(cloud) <= total or share == cloud == 0
-    if cloud == share:
-        return _gpus_needed(share, experts + 1) <= total
-    room = 1 - (experts % math.floor(1 / share + 1e-9)) * share if 0 < share < 1 else 0.0
-    last_is_open = 0 < share < 1 and experts % math.floor(1 / share + 1e-9) != 0
-    return needed + (0 if last_is_open and room >= cloud else 1) <= total
+def _even_share(hosts: Sequence[Pack], nodes: Sequence[Node]) -> float:
+    """What each host and the cloud get; shares of one GPU must fit into it, so the number per GPU is rounded up."""
+    gpus = [(count, sum(math.floor(node.gpus) for node in where)) for count, where in _homes(hosts, nodes)]
+    return min((math.floor(_GRAIN / math.ceil((count + 1) / n)) / _GRAIN if n else 0.0 for count, n in gpus), default=0)
+
+
+def _cpu_claim(hosts: Sequence[Pack], share: float, cloud: float, nodes: Sequence[Node]) -> float:
+    """Small enough that all actors, and some replicas, fit beside each other wherever pins and GPUs put them."""
+    groups = [(count, sum(node.cpus for node in where)) for count, where in _homes(hosts, nodes)]
+    if share:
+        groups += [(min(_slots(int(node.gpus), share), len(hosts)), node.cpus) for node in nodes if node.gpus >= 1]
+    claims = [0.5 * cpus / (count + 2) for count, cpus in groups if cpus]
+    unseen = [] if claims and _fits(share, len(hosts), cloud, nodes) else [_CPUS_UNSEEN]
+    return max(math.floor(_GRAIN * min([1.0, *claims, *unseen])), 1) / _GRAIN
+
+
+def _homes(hosts: Sequence[Pack], nodes: Sequence[Node]) -> list[tuple[int, Sequence[Node]]]:
+    """How many hosts must live on which nodes: all of them on any, and those of each pin where it is offered."""
+    found: list[tuple[int, Sequence[Node]]] = [(len(hosts), nodes)]
+    for pin, pinned in _by_pin(hosts).items():
+        found.append((len(pinned), [node for node in nodes if pin in node.resources]))
+    return [(count, where) for count, where in found if where]
+
+
+def _by_pin(hosts: Sequence[Pack]) -> dict[str, list[Pack]]:
+    found: dict[str, list[Pack]] = {}
+    for host in hosts:
+        if host.pin is not None:
+            found.setdefault(host.pin, []).append(host)
+    return found
+
+
+def _fits(share: float, hosts: int, cloud: float, nodes: Sequence[Node]) -> bool:
+    """Whether the nodes hold `hosts` shares and the cloud's. A share lives on one node; below 1, on one GPU of it."""
+    free = [math.floor(node.gpus) for node in nodes]
+    if share == 0:
+        return cloud == 0 or any(gpus >= cloud for gpus in free)
+    room = sum(_slots(gpus, share) for gpus in free)
+    if cloud == 0:
+        return room >= hosts
+    lost = [_slots(gpus, share) - _slots_beside(gpus, share, cloud) for gpus in free if gpus >= cloud]
+    return bool(lost) and room - min(lost) >= hosts
+
+
+def _slots(gpus: int, share: float) -> int:
+    """How many shares the GPUs of one node hold."""
+    return int(gpus // share) if share >= 1 else gpus * _per_gpu(share)
+
+
+def _slots_beside(gpus: int, share: float, cloud: float) -> int:
+    """The same, on the node where the cloud lives."""
+    beside = _per_gpu(share, 1 - cloud) if cloud < 1 and share < 1 else 0
+    return _slots(gpus - math.ceil(cloud), share) + beside
+
+
+def _per_gpu(share: float, free: float = 1.0) -> int:
+    return math.floor(free / share + 1e-9)
+
+
+# words
+
+
+def _experts(hosts: Sequence[Pack]) -> str:
+    """`10 experts`, or `1000 experts in 4 actors`."""
+    count = sum(len(host.clients) for host in hosts)
+    return f"{count} experts" if count == len(hosts) else f"{count} experts in {len(hosts)} actors"
+
+
+def _need(hosts: Sequence[Pack], share: float, cloud: float = 0.0) -> str:
+    whole = len(hosts) * share if share >= 1 or share == 0 else math.ceil(len(hosts) / _per_gpu(share))
+    with_cloud = f" and the cloud {cloud:g}" if cloud else ""
+    return f"{_experts(hosts)} x {share:g} GPU{with_cloud} need {math.ceil(whole + cloud)} GPUs"
+
+
+def _have(share: float, nodes: Sequence[Node], verb: str = "have") -> str:
+    each = [math.floor(node.gpus) for node in nodes if node.gpus >= 1]
+    spread = f" ({' + '.join(map(str, each))}, and a share lives on one node)" if len(each) > 1 and share > 1 else ""
+    return f"{verb} {sum(each)}{spread}"
+
+
+def _nobody_offers(pin: str, pinned: Sequence[Pack], nodes: Sequence[Node]) -> str:
+    offered = ", ".join(sorted({name for node in nodes for name in node.resources})) or "nothing to pin to"
+    return (
+        f"expert {pinned[0].clients[0]} is pinned to {pin} (cluster.pin), which no node offers; nodes offer {offered}; "
+        f"start one with `ray start --resources='{{\"{pin}\": 1}}'`"
+    )

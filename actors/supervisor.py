@@ -10,52 +10,23 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ray.exceptions import RayError
 
 from actors.host import HostState
+from actors.keeper import Keeper
 from actors.load import LoadWindow
 from actors.messages import BatchAnswer
+from actors.placement import Pack, packs
 from actors.policy import Fault, Health, State, replicas_wanted
 from actors.roster import Instance, Roster
+from actors.status import ExpertStatus, Member, status_of
 from actors.system import System
 from airmoe_ray.errors import UserError
 
 log = logging.getLogger("airmoe")
 _POLL_EVERY_S = 5.0  # how often hosts that are up are asked for their state
-
-
-@dataclass
-class Member:
-    """One host and what is known about it."""
-
-    instance: Instance
-    health: Health = field(default_factory=Health)
-    seen: HostState | None = None
-    probing: bool = False
-
-
-@dataclass(frozen=True)
-class ExpertStatus:
-    """One client, as `status` and metrics show it."""
-
-    id: int
-    state: str
-    node: str | None
-    gpu_ids: list[str]
-    version: int
-    load_ratio: float
-    selected: int
-    restarts: int
-    replicas: int
-    drift: float | None
-    pid: int | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 class Supervisor:
@@ -67,10 +38,12 @@ class Supervisor:
         self.load = LoadWindow(self.total, self.config.serve.load_window)
         self.members = {key: Member(i, Health(State.UP), seen) for key, (i, seen) in hosts.items()}
         self.in_flight: Counter[int] = Counter()  # batches by the roster they were sent with
-        self.renewals_lost = 0  # renewals that a host lost with its journal, since the last snapshot kept here
+        self._keeper = Keeper()
         self._restarts: Counter[int] = Counter()  # by client, of owners
-        self._snapshots: dict[int, tuple[int, bytes]] = {}  # by client: version, bytes
         self._changed = asyncio.Event()
+        self._scaling = (
+            asyncio.Lock()
+        )  # one change of who takes part at a time: a host drains before its clients return
         self._version = 0
         self._published: tuple[Any, ...] = ()
         self.publish()
@@ -81,10 +54,11 @@ class Supervisor:
         """Make a new roster if who takes part has changed."""
         up = tuple(m.instance for m in self.members.values() if m.health.state is State.UP)
         covered = {client for instance in up for client in instance.clients}
+        holders = self._holders()
         missing = {
             client: fault
             for client in range(self.total)
-            if client not in covered and (fault := self._fault_of(client)) is not None
+            if client not in covered and (fault := _fault_of(holders.get(client, []))) is not None
         }
         facts = (self.total, tuple(i.key for i in up), tuple(missing.items()))
         if facts == self._published:
@@ -111,7 +85,7 @@ class Supervisor:
             if key in faults:
                 after = self.config.cluster.quarantine_after
                 member.health = member.health.failed(faults[key], quarantine_after=after)
-                log.warning("%s %s", member.instance.label, faults[key].value)
+                log.warning(member.instance.told(faults[key].value))
             elif key in heard:
                 member.health = member.health.answered()
         if faults:
@@ -169,48 +143,27 @@ class Supervisor:
             return
         member.health = member.health.probed(ok, late=late) if not was_up else member.health
         if member.health.must_restart:
-            log.warning("%s hangs; restarting it", member.instance.label)
+            log.warning("%s; restarting it", member.instance.told("is hanging"))
             member.health = Health(State.RESTARTING)
             self.system.restart(handle)
         self.publish()
 
     async def _update(self, member: Member, seen: HostState) -> None:
         """Notice restarts and lost renewals, keep snapshots, bring replicas up to date."""
-        before = member.seen
-        if before is not None and before.pid != seen.pid and member.instance.owner:
+        before, handle, owner = member.seen, member.instance.handle, member.instance.owner
+        if before is not None and before.pid != seen.pid and owner:
             self._restarts.update(seen.clients)
-        if self.config.serve.renew_frl:
-            if member.instance.owner:
-                seen = await self._keep_renewals(member, seen)
-            elif (behind := self._behind(seen)) is not None:
-                await _result(member.instance.handle.adopt.remote(behind))
+        if self.config.serve.renew_frl and owner:
+            copied = {c for m in self.members.values() if not m.instance.owner for c in m.instance.clients}
+            seen = await self._keeper.look_after(handle, before, seen, copied)
+        elif self.config.serve.renew_frl:
+            await self._keeper.bring_up_to_date(handle, seen)
         member.seen = seen
 
-    async def _keep_renewals(self, member: Member, seen: HostState) -> HostState:
-        handle = member.instance.handle
-        newest = dict(zip(seen.clients, seen.versions, strict=True))
-        kept = {c: self._snapshots[c] for c in seen.clients if c in self._snapshots}
-        older = {c: content for c, (version, content) in kept.items() if version > newest[c]}
-        if older:  # it came back on another host, without its journal
-            await _result(handle.adopt.remote(older))
-            seen = await _result(handle.state.remote())
-        known = member.seen.versions if member.seen else seen.versions
-        self.renewals_lost += sum(max(k - v, 0) for k, v in zip(known, seen.versions, strict=True))
-        if older:
-            return seen
-        due = member.seen is None or seen.snapshot_versions != member.seen.snapshot_versions
-        replicated = any(
-            not m.instance.owner and set(m.instance.clients) & set(seen.clients) for m in self.members.values()
-        )
-        if due or (replicated and member.seen and seen.versions != member.seen.versions):
-            snapshots = await _result(handle.snapshots.remote())
-            self._snapshots |= {c: (newest[c], content) for c, content in snapshots.items()}
-        return seen
-
-    def _behind(self, seen: HostState) -> dict[int, bytes] | None:
-        known = dict(zip(seen.clients, seen.versions, strict=True))
-        newer = {c: self._snapshots[c][1] for c in known if c in self._snapshots and self._snapshots[c][0] > known[c]}
-        return newer or None
+    @property
+    def renewals_lost(self) -> int:
+        """Renewals that hosts lost with their journals."""
+        return self._keeper.lost
 
     # scaling
 
@@ -218,8 +171,9 @@ class Supervisor:
         cluster = self.config.cluster
         if cluster.max_replicas == 1 or len(self.load) < 20:
             return
+        holders = self._holders()
         for client, load in enumerate(self.load.ratio_N):
-            current = len(self._holders(client))
+            current = len(holders.get(client, []))
             wanted = replicas_wanted(
                 load, hot_load=cluster.hot_load, most=cluster.max_replicas, current=max(current, 1)
             )
@@ -228,32 +182,42 @@ class Supervisor:
                 asyncio.create_task(self.replicate(client, wanted))  # noqa: RUF006
 
     async def replicate(self, client: int, instances: int) -> None:
-        """Bring a client to this many instances (owner included) without stopping anything."""
+        """Bring a client to this many instances (owner included) without stopping anything.
+
+        A replica holds this one client, also where its owner holds a pack.
+        """
         if not 0 <= client < self.total:
             raise UserError(f"expert {client}: there are experts 0 to {self.total - 1}")
         if instances < 1:
             raise UserError(f"expert {client}: {instances} instances; at least 1, the owner")
-        holders = self._holders(client)
-        for _ in range(instances - len(holders)):
-            self._admit(self.system.make_host((client,), replica=True))
-        surplus = [m for m in holders if not m.instance.owner][: max(len(holders) - instances, 0)]
-        await self._drain(surplus)
+        async with self._scaling:
+            holders = self._holders().get(client, [])
+            for _ in range(instances - len(holders)):
+                self._admit(self.system.make_host(Pack((client,), self.config.cluster.pin.get(client)), replica=True))
+            surplus = [m for m in holders if not m.instance.owner][: max(len(holders) - instances, 0)]
+            await self._drain(surplus)
 
     async def scale(self, experts: int) -> None:
-        """Change N: new experts come from the run's checkpoint folder, removed ones are drained first."""
+        """Change N: new experts come from the run's checkpoint folder, removed ones are drained first.
+
+        Added clients get packs of their own. Of a pack that is removed in part, the rest goes on: its actor ends with
+        its last client, and until then those who left can come back at once.
+        """
         fewest = self.config.routing.top_k
         if experts < fewest:
             raise UserError(f"{experts} experts: routing.top_k = {fewest} needs at least as many")
-        added = range(self.total, experts)
-        for client in added:  # all files must be there before anything changes
-            self.system.file_of(client)
-        leaving = [m for m in self.members.values() if min(m.instance.clients) >= experts]
-        self.total = experts
-        self.load.resize(experts)
-        for client in added:
-            self._admit(self.system.make_host((client,)))
-        self.publish()
-        await self._drain(leaving)
+        async with self._scaling:
+            there = self._holders().keys()
+            added = [client for client in range(self.total, experts) if client not in there]
+            for client in added:  # all files must be there before anything changes
+                await asyncio.to_thread(self.system.fetch, client)
+            leaving = [m for m in self.members.values() if min(m.instance.clients) >= experts]
+            self.total = experts
+            self.load.resize(experts)
+            for pack in packs(self.config.cluster, added):
+                self._admit(self.system.make_host(pack))
+            self.publish()
+            await self._drain(leaving)
 
     def _admit(self, instance: Instance) -> None:
         self.members[instance.key] = Member(instance)
@@ -274,39 +238,26 @@ class Supervisor:
 
     def status(self) -> list[ExpertStatus]:
         """Every client with its owner's home and state."""
-        ratio = self.load.ratio_N
-        return [self._status(client, ratio[client]) for client in range(self.total)]
-
-    def _status(self, client: int, load_ratio: float) -> ExpertStatus:
-        holders = self._holders(client)
-        owner = next((m for m in holders if m.instance.owner), None)
-        seen = owner.seen if owner else None
-        place = seen.clients.index(client) if seen else 0
-        return ExpertStatus(
-            id=client,
-            state=owner.health.state.value if owner else "missing",
-            node=seen.node_ip if seen else None,
-            gpu_ids=list(seen.gpu_ids) if seen else [],
-            version=seen.versions[place] if seen else 0,
-            load_ratio=round(load_ratio, 4),
-            selected=int(self.load.selected_N[client]),
-            restarts=self._restarts[client],
-            replicas=sum(m.health.state is State.UP for m in holders),
-            drift=seen.drift[place] if seen else None,
-            pid=seen.pid if seen else None,
-        )
-
-    def _holders(self, client: int) -> list[Member]:
+        holders, ratio, selected = self._holders(), self.load.ratio_N, self.load.selected_N.tolist()
         return [
-            m for m in self.members.values() if client in m.instance.clients and m.health.state is not State.DRAINING
+            status_of(
+                client,
+                holders.get(client, []),
+                load_ratio=ratio[client],
+                selected=selected[client],
+                restarts=self._restarts[client],
+            )
+            for client in range(self.total)
         ]
 
-    def _fault_of(self, client: int) -> Fault | None:
-        """Why nobody speaks for this client; None for a new one that has yet to come up: nothing is lost without it."""
-        health = [m.health for m in self._holders(client)]
-        if health and all(h.state is State.STARTING for h in health):
-            return None
-        return next((h.fault for h in health if h.fault), Fault.RESTARTING)
+    def _holders(self) -> dict[int, list[Member]]:
+        """Members by client, without those that are leaving."""
+        found: dict[int, list[Member]] = {}
+        for member in self.members.values():
+            if member.health.state is not State.DRAINING:
+                for client in member.instance.clients:
+                    found.setdefault(client, []).append(member)
+        return found
 
     def close(self) -> None:
         """End every host."""
@@ -314,6 +265,13 @@ class Supervisor:
             with contextlib.suppress(RayError, ValueError):
                 self.system.remove_host(member.instance)
         self.members.clear()
+
+
+def _fault_of(holders: Collection[Member]) -> Fault | None:
+    """Why nobody speaks for a client; None for a new one that has yet to come up: nothing is lost without it."""
+    if holders and all(m.health.state is State.STARTING for m in holders):
+        return None
+    return next((m.health.fault for m in holders if m.health.fault), Fault.RESTARTING)
 
 
 async def _result(ref: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.channel import ChannelActor
@@ -16,8 +16,9 @@ from actors.cluster import nodes
 from actors.errors import ClusterError
 from actors.expert import ExpertActor
 from actors.host import HostSpec, HostState, Pinned
-from actors.placement import Plan, plan
-from actors.roster import Instance
+from actors.placement import Pack, wish
+from actors.reservation import PIN_SHARE, reserve
+from actors.roster import Instance, span
 from airmoe_ray.checkpoint import expert_file, load_checkpoint, parse_tensors, read_file
 from airmoe_ray.config import Config
 from airmoe_ray.errors import CheckpointError, UserError
@@ -44,43 +45,44 @@ class System:
                 f"{checkpoint}: holds {trained} experts, the configuration asks for {asked}; leave experts.count alone"
             )
         self._cloud_file = read_file(checkpoint / "cloud.safetensors")
-        self.files: dict[int, bytes] = {}
         for client in range(asked):
             self.file_of(client)
         self._pinned: dict[int, Pinned] = {}
         self._group: PlacementGroup | None = None
         self._made = 0
 
-    def start(self, progress: Progress | None = None) -> dict[str, tuple[Instance, HostState]]:
-        """Create every actor at once and wait until each answers; hosts and their states by key."""
-        count = self.config.experts.count
-        self.plan = plan(self.config.cluster, count, nodes())
-        self._group = _reserve(self.plan, count, self.config.cluster)
+    def start(self, progress: Progress | None = None, *, wait_s: float = 0.0) -> dict[str, tuple[Instance, HostState]]:
+        """Create every actor at once and wait until each answers; hosts and their states by key.
+
+        On a cluster that may grow, `wait_s` is the time for it to do so.
+        """
+        cluster = self.config.cluster
+        self.plan = wish(cluster, self.config.experts.count, nodes(), grows=wait_s > 0)
+        self._group = reserve(self.plan, cluster, wait_s=wait_s)
         self.cloud = self._remote(
             self.cloud_actor, 0, gpus=self.plan.gpus_per_cloud, threads=self.config.serve.in_flight + 1
         ).remote(CloudSpec(self.config, self.card), self._cloud_file)
         self.channel = self._remote(ChannelActor, 1).remote(self.config.seed)
-        instances = [self.make_host((client,), bundle=2 + client) for client in range(count)]
+        instances = [self.make_host(host, bundle=bundle) for bundle, host in enumerate(self.plan.hosts, start=2)]
         waiting: dict[Any, str] = {instance.handle.probe.remote(): instance.key for instance in instances}
         waiting[self.cloud.state.remote()] = "cloud"
         waiting[self.channel.ping.remote()] = "channel"
-        states = _await_all(waiting, self.config.cluster.start_deadline_s, progress)
+        states = _await_all(waiting, cluster.start_deadline_s, progress)
         self.pad_multiple = int(states["cloud"]["pad_multiple"])
         return {instance.key: (instance, states[instance.key]) for instance in instances}
 
-    def make_host(self, clients: tuple[int, ...], *, bundle: int | None = None, replica: bool = False) -> Instance:
+    def make_host(self, host: Pack, *, bundle: int | None = None, replica: bool = False) -> Instance:
         """A new actor for some clients; it starts in the background."""
         cluster = self.config.cluster
         journal = None
         if self.config.serve.renew_frl:
             home = Path(cluster.storage) if cluster.storage else self.checkpoint.parent / "state"
             journal = str((home / "frl").resolve())
-        spec = HostSpec(clients, self.config, self.card, journal, replica)
-        actor = self._remote(self.expert_actor, bundle, gpus=self.plan.gpus_per_expert)
-        handle = actor.remote(spec, [self._pin(client) for client in clients])
+        spec = HostSpec(host.clients, self.config, self.card, journal, replica)
+        actor = self._remote(self.expert_actor, bundle, gpus=self.plan.gpus_per_expert, pin=host.pin)
+        handle = actor.remote(spec, [self.fetch(client) for client in host.clients])
         self._made += 1
-        name = "+".join(str(client) for client in clients)
-        return Instance(f"{name}/{self._made}", handle, clients, owner=not replica)
+        return Instance(f"{span(host.clients)}/{self._made}", handle, host.clients, owner=not replica)
 
     def remove_host(self, instance: Instance) -> None:
         """End an actor for good."""
@@ -101,44 +103,28 @@ class System:
 
     def file_of(self, client: int) -> bytes:
         """A client's checkpoint file, also of one that was added after the start."""
-        if client not in self.files:
-            path = expert_file(self.checkpoint, client)
-            content = read_file(path)
-            parse_tensors(content, str(path))  # a damaged file is told here, by its name
-            self.files[client] = content
-        return self.files[client]
+        path = expert_file(self.checkpoint, client)
+        content = read_file(path)
+        parse_tensors(content, str(path))  # a damaged file is told here, by its name
+        return content
 
-    def _pin(self, client: int) -> Pinned:
+    def fetch(self, client: int) -> Pinned:
+        """The same in the object store, where hosts find it."""
         if client not in self._pinned:
             self._pinned[client] = Pinned.put(self.file_of(client))
         return self._pinned[client]
 
-    def _remote(self, actor: Any, bundle: int | None, *, gpus: float = 0.0, threads: int = 1) -> Any:
+    def _remote(
+        self, actor: Any, bundle: int | None, *, gpus: float = 0.0, threads: int = 1, pin: str | None = None
+    ) -> Any:
         options: dict[str, Any] = {**_FOREVER, "num_cpus": self.plan.cpus, "num_gpus": gpus, "max_concurrency": threads}
+        if pin is not None:
+            options["resources"] = {pin: PIN_SHARE}
         if bundle is not None and self._group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, bundle)
         elif self.config.cluster.placement == "spread":
             options["scheduling_strategy"] = "SPREAD"
         return actor.options(**options)
-
-
-def _reserve(shares: Plan, experts: int, config: Any) -> PlacementGroup:
-    """One bundle per actor, so that the whole system fits before any of it starts."""
-    bundles = [{"CPU": shares.cpus, "GPU": shares.gpus_per_cloud}, {"CPU": shares.cpus}]
-    bundles += [{"CPU": shares.cpus, "GPU": shares.gpus_per_expert} for _ in range(experts)]
-    group = placement_group(
-        [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles],
-        strategy=config.placement.upper(),
-    )
-    if not group.wait(timeout_seconds=min(config.start_deadline_s, 60.0)):
-        remove_placement_group(group)
-        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-        raise ClusterError(
-            f"{experts} experts x {shares.gpus_per_expert:g} GPU and {shares.cpus:g} CPU do not fit: free are "
-            f"{free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs (others may hold the rest); stop "
-            "something or add nodes"
-        )
-    return group
 
 
 def _await_all(waiting: dict[Any, str], deadline_s: float, progress: Progress | None) -> dict[str, Any]:
@@ -169,7 +155,8 @@ def _await_all(waiting: dict[Any, str], deadline_s: float, progress: Progress | 
 
 def _name(key: str) -> str:
     """Of an actor, as people read it: an instance's key is `clients/number`."""
-    return f"expert {key.partition('/')[0]}" if "/" in key else key
+    clients, _, number = key.partition("/")
+    return f"expert{'' if clients.isdigit() else 's'} {clients}" if number else key
 
 
 def _cause(error: RayActorError) -> str:

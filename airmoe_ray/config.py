@@ -263,6 +263,12 @@ class ClusterConfig(Block):
 
     gpus_per_expert: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     """GPU share of each expert actor; `auto` divides what the cluster has."""
+    experts_per_actor: Positive = 1
+    """Clients that share one actor, each with its own FRL, gamma and identity: for more clients than a machine can hold
+    processes. They start, restart and are quarantined together."""
+    pin: dict[Annotated[int, Field(ge=0)], Annotated[str, Field(min_length=1)]] = {}
+    """Clients that must live on a given host: client -> a custom resource which that host offers
+    (`ray start --resources='{"site_b": 1}'`), or `node:10.0.0.5`."""
     gpus_per_cloud: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     """GPU share of the cloud actor; `auto` takes one share like an expert's."""
     placement: Literal["pack", "spread"] = "pack"
@@ -277,6 +283,8 @@ class ClusterConfig(Block):
     """A client that does not answer an exchange within this is late, and the round goes on without it [s]."""
     start_deadline_s: Annotated[float, Field(gt=0)] = 120.0
     """Time for all actors to become ready [s]."""
+    autoscale_wait_s: NonNegative = 600.0
+    """How long `--address` waits for an autoscaler where the cluster is too small for the experts [s]; 0: no wait."""
     quarantine_after: Positive = 3
     """Failures in a row after which a client is left alone until a probe passes."""
     probe_every_s: Annotated[float, Field(gt=0)] = 1.0
@@ -328,4 +336,6 @@ class Config(Block):
             raise ValueError(
                 f"frl.prototypes lists {len(self.frl.prototypes)} clients, experts.count is {n}; give one number each"
             )
+        if strangers := [client for client in self.cluster.pin if client >= n]:
+            raise ValueError(f"cluster.pin names client {strangers[0]}, there are clients 0 to {n - 1}")
         return self

@@ -57,7 +57,8 @@ def serve(
         # Ray's own handler prints a stack trace; uvicorn drains first, then raises the signal again for this one
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         try:
-            hosts = system.start(progress)
+            # a cluster of our own never grows; one that was joined may have an autoscaler
+            hosts = system.start(progress, wait_s=system.config.cluster.autoscale_wait_s if address else 0.0)
             with admin_token(state, system.config, host, port) as token:
                 announce()
                 with asyncio.Runner(loop_factory=uvicorn.Config("").get_loop_factory()) as loop:  # uvloop, where it is

@@ -1,5 +1,7 @@
 """Verbs that talk to a running server: `segment`, `status`, `scale`."""
 
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -13,6 +15,7 @@ from api.cli.common import DEFAULT_PORT, JsonOption, print_json, stdout, termina
 UrlOption = Annotated[str, typer.Option(help="Address of the server.")]
 KeyOption = Annotated[str | None, typer.Option(envvar="AIRMOE_API_KEY", help="API key, if the server asks for one.")]
 _HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
+_MOST_ROWS = 50  # of a table of experts; beyond it, neighbours in one actor share a row
 _IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
 
 
@@ -176,10 +179,23 @@ def _summary(answer: dict[str, Any]) -> dict[str, Any]:
 
 def _print_experts(experts: list[dict[str, Any]]) -> None:
     table = Table("expert", "state", "node", "GPUs", "version", "load", "restarts", "replicas")
-    for e in experts:
-        gpus = ",".join(e["gpu_ids"]) or "-"
-        load = f"{e['load_ratio']:.2f}"
-        table.add_row(
-            *map(str, (e["id"], e["state"], e["node"], gpus, e["version"], load, e["restarts"], e["replicas"]))
-        )
+    rows = [[e] for e in experts] if len(experts) <= _MOST_ROWS else _alike(experts)
+    for row in rows:
+        first, last = row[0], row[-1]
+        name = str(first["id"]) if len(row) == 1 else f"{first['id']}-{last['id']}"
+        gpus = ",".join(first["gpu_ids"]) or "-"
+        load = f"{sum(e['load_ratio'] for e in row) / len(row):.2f}"
+        versions, restarts, replicas = (_range(e[key] for e in row) for key in ("version", "restarts", "replicas"))
+        table.add_row(name, first["state"], str(first["node"]), gpus, versions, load, restarts, replicas)
     stdout.print(table)
+
+
+def _alike(experts: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Neighbours in the same actor and state."""
+    return [list(row) for _, row in itertools.groupby(experts, lambda e: (e["pid"], e["node"], e["state"]))]
+
+
+def _range(values: Iterable[int]) -> str:
+    found = sorted(values)
+    low, high = found[0], found[-1]
+    return str(low) if low == high else f"{low}-{high}"

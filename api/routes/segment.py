@@ -152,7 +152,7 @@ def channel_facts(answer: Answer) -> dict[str, Any]:
 
 def _expert(client: Any) -> dict[str, Any]:
     gamma = None if client.gamma is None else [client.gamma.real, client.gamma.imag]
-    return {**asdict(client), "gamma": gamma}
+    return {**vars(client), "gamma": gamma}
 
 
 def _headers(answer: Answer) -> dict[str, str]:

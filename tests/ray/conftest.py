@@ -1,6 +1,7 @@
 """A Ray of our own per test module, a tiny served system on it, and experts that misbehave on command."""
 
 import asyncio
+import hashlib
 import os
 import signal
 import threading
@@ -18,9 +19,11 @@ from ray.actor import ActorClass
 
 from actors.cluster import cluster
 from actors.expert import ExpertHost
+from actors.journal import parse_snapshot
 from actors.messages import Answer, Settings
 from actors.orchestrator import Orchestrator
-from actors.supervisor import ExpertStatus, Supervisor
+from actors.status import ExpertStatus
+from actors.supervisor import Supervisor
 from actors.system import System
 from airmoe_ray.backbone import load_backbone
 from airmoe_ray.checkpoint import ModelCard, save_checkpoint
@@ -114,7 +117,9 @@ class Service:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.system = System(checkpoint, config, expert_actor=faulty_actor(faults))
+        begun = time.monotonic()
         self.hosts = self.system.start()
+        self.started_s = time.monotonic() - begun
         self.batches: list[int] = []
         self.run(self._enter())
         self.reference = Segmenter.load(checkpoint, config)
@@ -174,6 +179,17 @@ class Service:
         """Ray's handle of the actor that owns a client."""
         members = self.supervisor.members.values()
         return next(m.instance.handle for m in members if m.instance.owner and client in m.instance.clients)
+
+    def fingerprint(self, client: int) -> bytes:
+        """Of a client's checkpoint file."""
+        return hashlib.blake2b(self.system.file_of(client), digest_size=16).digest()
+
+    def memory(self, client: int) -> tuple[int, bytes, bytes]:
+        """Version, prototypes and importance of the owner's FRL, as the bits they are."""
+        content = ray.get(self.owner(client).snapshots.remote((client,)))[client]
+        snapshot = parse_snapshot(content, self.fingerprint(client))
+        assert snapshot is not None
+        return snapshot.version, snapshot.prototypes_Md.tobytes(), snapshot.importance_M.tobytes()
 
     def status(self) -> list[ExpertStatus]:
         return self.supervisor.status()

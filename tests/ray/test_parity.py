@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from actors.channel import ChannelActor
-from actors.clients import RayClients, RayRound
+from actors.clients import RayClients
 from actors.expert import ExpertActor
 from actors.host import HostSpec, Pinned
 from actors.roster import Instance, Roster
+from actors.round import RayRound
 from airmoe_ray.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 from airmoe_ray.config import Config
 from airmoe_ray.moe import AirMoE, AirMoEOutput, collaborate

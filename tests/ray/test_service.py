@@ -1,17 +1,15 @@
 """The whole system: requests in, the in-process model's answers out, while experts come and go."""
 
 import asyncio
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from actors.errors import DeadlineError, OverloadedError
-from actors.journal import Journal, Snapshot, parse_snapshot
+from actors.journal import Journal
 from actors.messages import Answer
 
 SERVE = {"queue": 8, "max_batch": 4, "in_flight": 2, "renew_frl": True}
@@ -112,27 +110,15 @@ def test_an_answer_leaves_after_its_renewal_is_on_disk(service: Any, tmp_path: P
 def test_an_expert_killed_after_renewals_comes_back_with_its_memory_bit_for_bit(service: Any) -> None:
     for seed in range(4, 10):
         service.segment(seed, renew=True)
-    before = [memory(service, client) for client in range(4)]
+    before = [service.memory(client) for client in range(4)]
     changed = max(range(4), key=lambda client: before[client][0])
     pid = service.status()[changed].pid
     service.kill(changed)
     service.wait(lambda: service.status()[changed].pid != pid and service.all_up())
     assert before[changed][0] > 0
-    assert memory(service, changed) == before[changed]
+    assert service.memory(changed) == before[changed]
     assert service.supervisor.renewals_lost == 0
 
 
-def fingerprint(service: Any, client: int) -> bytes:
-    return hashlib.blake2b(service.system.file_of(client), digest_size=16).digest()
-
-
 def on_disk(service: Any, folder: Path, client: int) -> list[Any]:
-    return Journal(folder, client, fingerprint=fingerprint(service, client)).load()[1]
-
-
-def memory(service: Any, client: int) -> tuple[int, bytes, bytes]:
-    """Version, prototypes and importance, as the bits they are."""
-    content = ray.get(service.owner(client).snapshots.remote())[client]
-    snapshot = parse_snapshot(content, fingerprint(service, client))
-    assert isinstance(snapshot, Snapshot)
-    return snapshot.version, snapshot.prototypes_Md.tobytes(), snapshot.importance_M.tobytes()
+    return Journal(folder, client, fingerprint=service.fingerprint(client)).load()[1]
