@@ -78,7 +78,7 @@ class PostingReporter:
 
 def show(mailbox: Any, report: "Reporter", *, while_: Callable[[], bool]) -> None:
     """Show what arrives for as long as something may."""
-    move: Callable[[int, int], None] = lambda done, total: None  # noqa: E731
+    move: Callable[[int, int], None] | None = None
     more = True
     while more:
         time.sleep(_POLL_S)
@@ -91,7 +91,7 @@ def show(mailbox: Any, report: "Reporter", *, while_: Callable[[], bool]) -> Non
                 report.line(*content)
             elif kind == "bar":
                 move = report.progress(*content)
-            elif kind == "move":
-                move(*content)
-            else:
+            elif kind == "note":
                 report.note(*content)
+            elif move is not None:
+                move(*content)

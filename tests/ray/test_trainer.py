@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from actors.errors import ClusterError
-from actors.trainer import train_on_ray
+from actors.trainer import _reason, train_on_ray
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.errors import UserError
@@ -116,7 +116,7 @@ def test_a_run_goes_on_after_a_kill_of_the_driver_and_after_ctrl_c(
     family = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
-    _, alive = psutil.wait_procs(family, timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=90)  # Ray's agents take their time
     assert alive == []
     process = start(config, folder, "--resume")
     await_epochs(folder, 2, process)
@@ -136,6 +136,12 @@ def test_a_mistake_of_the_user_ends_all_workers_and_is_told_as_one(
     broken = config.model_copy(update={"train": config.train.model_copy(update={"lr": 1e30})})
     with pytest.raises(UserError, match="the loss is not finite"):
         train_on_ray(broken, tmp_path / "run", workers=2, resume=False, report=Silent())
+
+
+def test_a_group_that_hangs_again_and_again_is_told_with_the_limit(config: Config) -> None:
+    told = _reason("RuntimeError: [gloo/transport/tcp] Timed out waiting 8000ms for recv operation", config)
+    assert "train.group_timeout_s = 1800" in told
+    assert _reason("Traceback\n  RuntimeError: out of paper\n\n", config) == "RuntimeError: out of paper"
 
 
 def test_more_workers_than_cores_are_refused(own_ray: None, config: Config, tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""The bare loop that training is compared with does the experts' work, all of it and nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from airmoe_ray.config_file import load_config
+from airmoe_ray.run import Run, Silent, open_run
+from api.bench.training import _bare_loop, _rate, _routed, _small, _Stored
+
+SETTINGS = {
+    "data.image_size": 64,
+    "experts.count": 5,
+    "experts.hidden": 16,
+    "experts.width": 16,
+    "train.batch_size": 6,
+    "channel.gamma_th": 0.3,  # so that some of the routed fade
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    folder: Path = tmp_path_factory.mktemp("bench")
+    settings = SETTINGS | {"data.cache_dir": folder / "cache"}
+    config = _small(load_config("quickstart", [f"{key}={value}" for key, value in settings.items()]))
+    return replace(open_run(config, folder / "run", resume=False, report=Silent()), validation=None)
+
+
+def test_it_runs_each_expert_on_the_samples_that_the_router_gave_it(run):
+    batch = next(iter(run.schedule.batches(0, device=run.device)))
+    owner_P, sample_P = _routed(run, batch)
+    assert owner_P.tolist() == sorted(owner_P.tolist())
+    result = run.trainer.step(batch)
+    assert len(owner_P) == result.forwards < result.selected_BK.numel()
+    pairs = zip(sample_P.tolist(), owner_P.tolist(), strict=True)
+    assert all(owner in result.selected_BK[sample] for sample, owner in pairs)
+
+
+def test_it_leaves_the_trained_model_alone(run):
+    stored = list(run.schedule.batches(0, device=run.device))
+    loop = _bare_loop(run, stored)
+    before = {name: value.clone() for name, value in run.trainer.model.state_dict().items()}
+    assert loop() > 0
+    assert all(torch.equal(before[name], value) for name, value in run.trainer.model.state_dict().items())
+    assert _rate(replace(run, schedule=_Stored(run.schedule, stored))) > 0
+    assert any(not torch.equal(before[name], value) for name, value in run.trainer.model.state_dict().items())
