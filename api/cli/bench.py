@@ -15,6 +15,9 @@ def bench(
     run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.5, help="Time of each measurement in a round [s].")] = 8.0,
+    packed: Annotated[
+        bool, typer.Option("--packed", help="Measure 1000 clients packed into two actors instead of the run.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure what distribution and HTTP cost: every figure is a ratio of two things measured by turns.
@@ -22,12 +25,17 @@ def bench(
     Exit code 1 if a figure misses its target.
     """
     from airmoe_ray.checkpoint import load_checkpoint
+    from api.bench.packed import packed_figures
     from api.bench.serving import serving_figures
 
-    load_checkpoint(run / "checkpoint")
+    if not packed:
+        load_checkpoint(run / "checkpoint")
     with terminal() as report, tempfile.TemporaryDirectory(prefix="airmoe-bench-") as folder:
         try:
-            figures = serving_figures(run, Path(folder), rounds=rounds, seconds=seconds, note=report.line)
+            if packed:
+                figures = packed_figures(Path(folder), rounds=rounds, seconds=seconds, note=report.line)
+            else:
+                figures = serving_figures(run, Path(folder), rounds=rounds, seconds=seconds, note=report.line)
         except RuntimeError as error:
             raise UserError(str(error)) from None
     results = {name: figure.as_dict() for name, figure in figures.items()}
@@ -42,11 +50,9 @@ def bench(
 def _print(results: dict[str, Any]) -> None:
     table = Table("figure", "value", "spread", "unit", "target", "", "detail")
     for name, result in results.items():
-        low, high = result["spread"]
+        spread = "-".join(f"{end:.3g}" for end in result["spread"] or [])
         detail = {k: v for k, v in result.items() if k not in {"value", "unit", "target", "pass", "spread"}}
         told = ", ".join(f"{k} {v}" for k, v in detail.items())
         verdict = "[green]met[/green]" if result["pass"] else "[red]missed[/red]"
-        table.add_row(
-            name, f"{result['value']:.3g}", f"{low:.3g}-{high:.3g}", result["unit"], result["target"], verdict, told
-        )
+        table.add_row(name, f"{result['value']:.3g}", spread, result["unit"], result["target"], verdict, told)
     stdout.print(table)
