@@ -39,17 +39,17 @@ def serving_figures(run: Path, folder: Path, *, rounds: int, seconds: float, not
     """All figures of this file: the given run, and a ViT-S/16 at 384x384 made in `folder`."""
     vit = untrained_run(folder / "vit_s", vit_small(folder))
     figures = {}
-    with _served(run, note) as port:
+    with served(run, note) as port:
         note("serve_throughput: the run itself, 8 requests in flight against the in-process model")
         figures["serve_throughput"] = _throughput(
-            run, port, _scene(192, 256), target=0.85, rounds=rounds, seconds=seconds
+            run, port, scene(192, 256), target=0.85, rounds=rounds, seconds=seconds
         )
-    with _served(vit, note) as port:
+    with served(vit, note) as port:
         note("serve_throughput_vit_s, serve_latency: ViT-S/16 at 384x384, N 10, K 5")
-        image = _scene(384, 384)
+        image = scene(384, 384)
         figures["serve_throughput_vit_s"] = _throughput(vit, port, image, target=0.95, rounds=rounds, seconds=seconds)
         figures["serve_latency"] = _latency(vit, port, image, rounds, seconds)
-    with _served(vit, note, module="api.bench.stub") as port:
+    with served(vit, note, module="api.bench.stub") as port:
         note("serve_overhead_ms: the same without arithmetic")
         overhead = _overhead(port, image, seconds)
     note("the same calls between actors that do nothing")
@@ -113,7 +113,7 @@ def _latency(run: Path, port: int, image: bytes, rounds: int, seconds: float) ->
     connection = http.client.HTTPConnection("127.0.0.1", port)
     local()
     pairs = by_turns(
-        lambda: median_ms(lambda: _post(connection, image), seconds), lambda: median_ms(local, seconds), rounds
+        lambda: median_ms(lambda: post(connection, image), seconds), lambda: median_ms(local, seconds), rounds
     )
     served, alone = (statistics.median(side) for side in zip(*pairs, strict=True))
     return ratio(pairs, target=1.2, better="lower", served_ms=round(served, 1), in_process_ms=round(alone, 1))
@@ -122,12 +122,12 @@ def _latency(run: Path, port: int, image: bytes, rounds: int, seconds: float) ->
 def _overhead(port: int, image: bytes, seconds: float) -> Figure:
     connection = http.client.HTTPConnection("127.0.0.1", port)
     for _ in range(10):
-        _post(connection, image)
+        post(connection, image)
     times, hops = [], []
     until = time.perf_counter() + 2 * seconds
     while time.perf_counter() < until:
         started = time.perf_counter()
-        hops.append(_post(connection, image))
+        hops.append(post(connection, image))
         times.append(1e3 * (time.perf_counter() - started))
     budget = {name: round(statistics.median(hop[name] for hop in hops), 2) for name in hops[0]}
     value = statistics.median(times)
@@ -143,7 +143,7 @@ def _served_rate(pool: ThreadPoolExecutor, port: int, image: bytes, seconds: flo
     def keep_posting() -> int:
         connection, count = http.client.HTTPConnection("127.0.0.1", port), 0
         while time.perf_counter() < until:
-            _post(connection, image)
+            post(connection, image)
             count += 1
         return count
 
@@ -152,10 +152,10 @@ def _served_rate(pool: ThreadPoolExecutor, port: int, image: bytes, seconds: flo
 
 
 def _post_many(pool: ThreadPoolExecutor, port: int, image: bytes, count: int) -> None:
-    list(pool.map(lambda _: _post(http.client.HTTPConnection("127.0.0.1", port), image), range(count)))
+    list(pool.map(lambda _: post(http.client.HTTPConnection("127.0.0.1", port), image), range(count)))
 
 
-def _post(connection: http.client.HTTPConnection, image: bytes) -> dict[str, float]:
+def post(connection: http.client.HTTPConnection, image: bytes) -> dict[str, float]:
     """One image; the server's own timings by hop [ms]."""
     connection.request("POST", "/segment", image, {"Content-Type": "image/png", "Accept": "image/png"})
     response = connection.getresponse()
@@ -166,14 +166,15 @@ def _post(connection: http.client.HTTPConnection, image: bytes) -> dict[str, flo
     return {name: float(milliseconds) for name, _, milliseconds in entries}
 
 
-def _scene(height: int, width: int) -> bytes:
+def scene(height: int, width: int) -> bytes:
+    """A picture as a PNG file."""
     buffer = io.BytesIO()
     Image.fromarray(render_scene(990_000, height=height, width=width).image).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
 @contextmanager
-def _served(run: Path, note: Note, module: str | None = None) -> Iterator[int]:
+def served(run: Path, note: Note, module: str | None = None) -> Iterator[int]:
     """A server of its own process for the duration of the block; the port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

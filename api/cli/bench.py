@@ -17,11 +17,15 @@ class Part(StrEnum):
 
     SERVE = "serve"
     TRAIN = "train"
+    PACKED = "packed"
 
 
 def bench(
     run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
-    only: Annotated[Part | None, typer.Option(help="Measure this part alone.")] = None,
+    only: Annotated[
+        Part | None,
+        typer.Option(help="Measure this part alone; packed (1000 clients in few actors, no run needed) only so."),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.5, help="Time of each measurement in a round [s].")] = 8.0,
     as_json: JsonOption = False,
@@ -32,14 +36,18 @@ def bench(
     """
     from airmoe_ray.checkpoint import load_checkpoint
     from api.bench.figures import Figure
+    from api.bench.packed import packed_figures
     from api.bench.serving import serving_figures
     from api.bench.training import training_figures
 
-    config, _ = load_checkpoint(run / "checkpoint")
     figures: dict[str, Figure] = {}
     with terminal() as report, tempfile.TemporaryDirectory(prefix="airmoe-bench-") as place:
         folder = Path(place)
         try:
+            if only is Part.PACKED:
+                figures = packed_figures(folder, rounds=rounds, seconds=seconds, note=report.line)
+            else:
+                config, _ = load_checkpoint(run / "checkpoint")
             if only in (None, Part.SERVE):
                 figures |= serving_figures(run, folder / "serve", rounds=rounds, seconds=seconds, note=report.line)
             if only in (None, Part.TRAIN):
@@ -58,11 +66,9 @@ def bench(
 def _print(results: dict[str, Any]) -> None:
     table = Table("figure", "value", "spread", "unit", "target", "", "detail")
     for name, result in results.items():
-        low, high = result["spread"]
+        spread = "-".join(f"{end:.3g}" for end in result["spread"] or [])
         detail = {k: v for k, v in result.items() if k not in {"value", "unit", "target", "pass", "spread"}}
         told = ", ".join(f"{k} {v}" for k, v in detail.items())
         verdict = "[green]met[/green]" if result["pass"] else "[red]missed[/red]"
-        table.add_row(
-            name, f"{result['value']:.3g}", f"{low:.3g}-{high:.3g}", result["unit"], result["target"], verdict, told
-        )
+        table.add_row(name, f"{result['value']:.3g}", spread, result["unit"], result["target"], verdict, told)
     stdout.print(table)
