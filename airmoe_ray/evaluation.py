@@ -11,7 +11,8 @@ from torch.nn.functional import interpolate
 
 from airmoe_ray.clients import LocalRound
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
-from airmoe_ray.features import FeatureCache, Progress
+from airmoe_ray.feature_cache import FeatureCache
+from airmoe_ray.features import Progress
 from airmoe_ray.inference import Prepared, Segmenter, mask_of
 from airmoe_ray.ledger import account
 from airmoe_ray.metrics import ConfusionMatrix, RoutingStats

@@ -24,7 +24,8 @@ from airmoe_ray.device import pick_device
 from airmoe_ray.errors import UserError
 from airmoe_ray.evaluation import validate
 from airmoe_ray.experts import dilations_for
-from airmoe_ray.features import FeatureCache, Progress, cache_bytes, cached_features
+from airmoe_ray.feature_cache import FeatureCache
+from airmoe_ray.features import Progress, cache_bytes, cached_features, cached_views
 from airmoe_ray.ledger import check_budget
 from airmoe_ray.metrics import balancedness
 from airmoe_ray.moe import AirMoE
@@ -176,11 +177,7 @@ def _open_source(dataset: SegmentationDataset, backbone: Backbone, config: Confi
         return OnlineSource(dataset, backbone, config)
     size = cache_bytes(dataset, backbone, config) * len(config.data.views) / 1e6
     report.line(f"{len(dataset)} training images, {backbone.name} features of {size:.0f} MB in {config.data.cache_dir}")
-    views = []
-    for view in config.data.views:
-        bar = report.progress(f"features ({view})")
-        views.append(cached_features(dataset, backbone, config, view, progress=bar))
-    return CachedSource(views, config)
+    return CachedSource(cached_views(dataset, backbone, config, report.progress), config)
 
 
 def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
