@@ -19,6 +19,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from actors.cluster import nodes
 from actors.errors import ClusterError
+from actors.features import build_features
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
 from airmoe_ray.run import Reporter, train_run
@@ -80,6 +81,7 @@ def train_on_ray(config: Config, folder: Path, *, workers: int, resume: bool, re
     cpus = sum(node.cpus for node in nodes())
     if workers > max(gpus, cpus):
         raise ClusterError(f"--workers {workers}: the cluster has {cpus:g} CPUs and {gpus:g} GPUs; ask for fewer")
+    build_features(config, report)  # with all cores or GPUs, so that every trainer finds them
     mailbox: Any = ray.remote(Mailbox).options(num_cpus=0).remote()
     job = {
         "config": config,

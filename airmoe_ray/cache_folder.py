@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,7 +74,9 @@ def hold(folder: Path) -> IO[bytes]:
     """Make the folder if need be, and keep it from being pruned until the returned file is closed."""
     while True:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                os.mkdir(folder)
             file = _open_lock(folder / _LOCK)
         except FileNotFoundError:  # pruned in between
             continue
@@ -99,13 +101,13 @@ def write_about(folder: Path, about: About) -> None:
 
 
 @contextmanager
-def claim(path: Path) -> Iterator[IO[bytes] | None]:
-    """A file to write a chunk into, which becomes `path` at the end; None where another has it in hand or done."""
+def claim(path: Path, *, done: Callable[[], bool]) -> Iterator[IO[bytes] | None]:
+    """A file to write a chunk into, which becomes `path` at the end; None where another has it in hand, or `done`."""
     part = path.with_suffix(".part")
     with part.open("ab") as file:  # appending: what another is writing must not be cut off
         if not _flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB) or not _is_at(file, part):
             yield None
-        elif path.exists():
+        elif done():  # asked only now that nobody else can be about to do it
             part.unlink()
             yield None
         else:

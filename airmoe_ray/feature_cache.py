@@ -30,7 +30,7 @@ class Plan:
                 end = file.seek(0, 2) - 8 * count
                 file.seek(max(end, 0))
                 sizes = np.frombuffer(file.read(), np.int32)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         if sizes.size != 2 * count:
             return None
@@ -44,11 +44,8 @@ class Plan:
         return pixels_N // self.about.stride**2 * width, pixels_N
 
     def missing(self) -> list[int]:
-        """Chunks still to be built; one that was cut short since is taken away."""
-        gone = [chunk for chunk in range(self.about.chunks) if self.sizes(chunk) is None]
-        for chunk in gone:
-            chunk_file(self.folder, chunk).unlink(missing_ok=True)
-        return gone
+        """Chunks still to be built, or to be built again."""
+        return [chunk for chunk in range(self.about.chunks) if self.sizes(chunk) is None]
 
 
 class FeatureCache:

@@ -112,11 +112,12 @@ def _image_bytes(plan: Plan, dataset: SegmentationDataset, backbone: Backbone) -
 @contextmanager
 def work_on(plan: Plan) -> Iterator[None]:
     """Keep the folder for the duration of the block; where not even one chunk came of it, no folder stays."""
+    lock = hold(plan.folder)
     try:
-        with hold(plan.folder):
-            write_about(plan.folder, plan.about)
-            yield
+        write_about(plan.folder, plan.about)
+        yield
     finally:
+        lock.close()
         if not any(plan.folder.glob("*.bin")):
             remove(plan.folder)
 
@@ -135,7 +136,7 @@ def build_chunk(
     """
     dtype = np.dtype(plan.about.dtype)
     labels: list[UInt8Array] = []
-    with claim(chunk_file(plan.folder, chunk)) as file:
+    with claim(chunk_file(plan.folder, chunk), done=lambda: plan.sizes(chunk) is not None) as file:
         if file is None:
             return False
         for images, labels_B in _batches(plan, chunk, dataset, backbone.pad_multiple):

@@ -30,7 +30,7 @@ from airmoe_ray.ledger import check_budget
 from airmoe_ray.metrics import balancedness
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.run_folder import append_row, begin_folder, restore, stored_summary
-from airmoe_ray.sources import CachedSource, OnlineSource, Source
+from airmoe_ray.sources import CachedSource, OnlineSource, Source, ahead, loop_seconds
 from airmoe_ray.training import Schedule, Trainer, class_weights
 from airmoe_ray.warm_start import client_data, fill_libraries, pooled_features
 from airmoe_ray.world import Alone, World, first_then_others
@@ -78,6 +78,7 @@ class Run:
     validation: tuple[FeatureCache, SegmentationDataset] | None
     device: torch.device
     start_epoch: int = 0
+    loop_s: float | None = None  # what the backbone in the loop would add, per image; None where it is in the loop
 
 
 def train_run(
@@ -103,6 +104,8 @@ def train_run(
     row: dict[str, Any] = {}
     for epoch in range(run.start_epoch, config.train.epochs):
         row = train_epoch(run, epoch, report)
+        if run.loop_s is not None and epoch == run.start_epoch:
+            report.line(describe_saving(row, run.loop_s / world.size))
         if world.rank == 0:
             append_row(folder, row)  # before the checkpoint: a resumed run drops rows it will write again
             if (epoch + 1) % config.train.checkpoint_every == 0 or epoch + 1 == config.train.epochs:
@@ -156,7 +159,10 @@ def open_run(config: Config, folder: Path, *, resume: bool, report: Reporter, wo
         fill_libraries(model, pooled_features(source), clients_data, config)
     if world.rank == 0:
         (folder / "config.yaml").write_text(to_yaml(config))
-    return Run(config, folder, card, trainer, schedule, validation, device, start_epoch)
+    loop_s = None
+    if config.train.cache and world.rank == 0:
+        loop_s = loop_seconds(OnlineSource(dataset, backbone, config), source)
+    return Run(config, folder, card, trainer, schedule, validation, device, start_epoch, loop_s)
 
 
 def model_card(classes: ClassTable, backbone: Backbone, dilations: Sequence[int]) -> ModelCard:
@@ -187,7 +193,8 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
     selected_N = np.zeros(run.config.experts.count, dtype=np.int64)
     terms = torch.zeros(5)
     images = 0
-    for step, batch in enumerate(run.schedule.batches(epoch, device=run.device)):
+    batches = run.schedule.batches(epoch, device=run.device)
+    for step, batch in enumerate(ahead(batches) if run.config.train.cache else batches):
         result = run.trainer.step(batch)
         terms += torch.stack(result.loss).cpu()
         selected_N += np.bincount(result.selected_BK.cpu().numpy().ravel(), minlength=len(selected_N))
@@ -224,3 +231,13 @@ def describe(row: dict[str, Any], epochs: int) -> str:
         f"{row['images_per_s']:.1f} images/s",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def describe_saving(row: dict[str, Any], loop_s: float) -> str:
+    """What the cache is worth, after the first epoch; `loop_s` is the backbone's time per image of the epoch."""
+    cached = row["seconds"]
+    online = cached + row["images_per_s"] * cached * loop_s
+    return (
+        f"an epoch takes {cached:.3g} s from the cache; with the backbone in the loop it would take about "
+        f"{online:.3g} s ({online / cached:.1f} times as long)"
+    )

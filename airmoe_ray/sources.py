@@ -4,6 +4,7 @@ A source is a function of (epoch, index): the same sample of the same epoch is t
 resume. Suffixes: B inputs, D features, h w grid, H W image.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
@@ -23,6 +24,7 @@ from airmoe_ray.features import to_tensor
 from airmoe_ray.rng import generator, training_id
 
 T = TypeVar("T")
+_PROBE = 8  # images whose way through the backbone is timed
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
@@ -113,3 +115,14 @@ class OnlineSource:
     def _features(self, images: Sequence[UInt8Array]) -> Tensor:
         features_BDhw: Tensor = self.backbone(to_tensor(images).to(self.backbone.mean.device))
         return features_BDhw
+
+
+def loop_seconds(online: OnlineSource, like: Source) -> float:
+    """Seconds per image that the backbone in the loop would cost: decoding, augmentation and features, on this machine.
+
+    Measured on a few images of one size, as `like` groups them.
+    """
+    indices = np.flatnonzero(like.shape_of == like.shape_of[0])[:_PROBE].tolist()
+    begun = time.monotonic()
+    online.batch(0, indices)
+    return (time.monotonic() - begun) / len(indices)
