@@ -28,14 +28,14 @@ class Plan:
         try:
             with chunk_file(self.folder, chunk).open("rb") as file:
                 end = file.seek(0, 2) - 8 * count
-                file.seek(max(end, 0))
-                sizes = np.frombuffer(file.read(), np.int32)
+                if end < 0:
+                    return None
+                file.seek(end)
+                sizes = np.frombuffer(file.read(), np.int32).reshape(count, 2)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if sizes.size != 2 * count:
-            return None
-        features, labels = self.bytes_of(sizes.reshape(count, 2))
-        return sizes.reshape(count, 2) if features.sum() + labels.sum() == end else None
+        features, labels = self.bytes_of(sizes)
+        return sizes if features.sum() + labels.sum() == end else None
 
     def bytes_of(self, sizes_N2: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Bytes of each image's feature map and label."""

@@ -156,7 +156,7 @@ def _batches(
     images: list[UInt8Array] = []
     labels: list[UInt8Array] = []
     for index in plan.about.chunk_indices(chunk):
-        image, label = view_of(dataset[index], plan.about, multiple)
+        image, label = _prepared(dataset[index], plan.about, multiple)
         if images and (image.shape != images[0].shape or len(images) == plan.batch_size):
             yield images, labels
             images, labels = [], []
@@ -165,7 +165,7 @@ def _batches(
     yield images, labels
 
 
-def view_of(sample: Sample, about: About, multiple: int) -> tuple[UInt8Array, UInt8Array]:
+def _prepared(sample: Sample, about: About, multiple: int) -> tuple[UInt8Array, UInt8Array]:
     """Image and label as they are cached: fitted, seen through the view, padded."""
     size = about.image_size
     image, label = apply_view(fit(sample.image, size), fit(sample.label, size), about.view)
@@ -196,6 +196,8 @@ def _build(plan: Plan, dataset: SegmentationDataset, backbone: Backbone, progres
                 raise
             if not any(built):  # all in other hands, which may yet die over them
                 time.sleep(_POLL_S)
+        if 0 < done < total:  # others did the rest
+            progress(total, total)
 
 
 @contextmanager
