@@ -21,6 +21,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from actors.cluster import nodes
 from actors.errors import ClusterError
+from actors.features import build_features
 from actors.mailbox import Mailbox, PostingReporter, show
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError, disk_trouble
@@ -39,6 +40,7 @@ def train_on_ray(
     workers = workers or max(gpus, 1)
     if workers > max(gpus, cpus):
         raise ClusterError(f"--workers {workers}: the cluster has {cpus} CPUs and {gpus} GPUs; ask for fewer")
+    build_features(config, report)  # with all cores or GPUs, so that every trainer finds them
     mailbox: Any = ray.remote(Mailbox).options(num_cpus=0).remote()
     job = {
         "config": config,

@@ -36,7 +36,8 @@ class DataConfig(Block):
     val_count: Annotated[int, Field(ge=1, le=100_000)] = 200
     """`scenes` only: validation and test scenes, each from its own index range."""
     views: list[str] = Field(default=["identity"], min_length=1)
-    """Views of each training image whose features are cached: identity, hflip, scale:<factor>, …"""
+    """Views of each training image whose features are cached: identity, hflip, scale:<factor> (0.25 to 4, about the
+    centre, cut or padded back to the image's size)."""
     cache_dir: str = ".airmoe/cache"
     """Folder of cached backbone features, shared between runs."""
     cache_dtype: Literal["float16", "float32"] = "float16"

@@ -1,32 +1,36 @@
 """Frozen features, computed once: a memory-mapped cache on disk, keyed by all that they depend on.
 
-One folder per (dataset, view, transform, backbone): `meta.json` and, for each image shape, the feature maps and the
-padded labels as raw arrays. A folder appears by a rename when it is complete, so a cache is whole or absent.
+One folder per (dataset, view, transform, backbone), filled in chunks of images (see `cache_folder`). Any number of
+threads, processes and nodes may build at once, and whoever comes after a kill goes on with the chunks that are missing.
+A chunk's bytes do not depend on who computes it: on the CPU each is the work of one thread.
+Suffixes: B inputs, D features, h w grid.
 """
 
 import hashlib
-import json
-import os
 import shutil
-import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from airmoe_ray.backbone import Backbone
+from airmoe_ray.cache_folder import About, chunk_file, claim, hold, remove, write_about
 from airmoe_ray.config import Config
-from airmoe_ray.data.base import SegmentationDataset, UInt8Array
+from airmoe_ray.data.base import Sample, SegmentationDataset, UInt8Array
 from airmoe_ray.data.transforms import apply_view, fit, pad_to_multiple
 from airmoe_ray.errors import UserError
+from airmoe_ray.feature_cache import FeatureCache, Plan
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 Progress = Callable[[int, int], None]  # done, total
+_GPU_FEEDERS = 2  # threads that keep a GPU busy: one prepares images while the other's are in the backbone
+_POLL_S = 0.2
 
 
 def prepare(image: UInt8Array, *, image_size: int | None, multiple: int) -> tuple[UInt8Array, tuple[int, int]]:
@@ -40,136 +44,168 @@ def to_tensor(images: Sequence[UInt8Array]) -> Tensor:
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float().div_(255.0)
 
 
-class FeatureCache:
-    """One view of a dataset: features and labels by index, read through memory maps."""
+def plan_features(dataset: SegmentationDataset, backbone: Backbone, config: Config, view: str) -> Plan:
+    """The folder of one view's features, and what belongs there."""
+    data = config.data
+    parts = (CACHE_VERSION, dataset.fingerprint(), view, data.image_size, data.cache_dtype, backbone.fingerprint)
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    about = About(
+        dataset=data.name,
+        root=data.root,
+        images=len(dataset),
+        view=view,
+        image_size=data.image_size,
+        backbone=backbone.name,
+        dtype=data.cache_dtype,
+        dim=backbone.dim,
+        stride=backbone.stride,
+    )
+    return Plan(Path(data.cache_dir).expanduser() / key, about, config.backbone.batch_size)
 
-    def __init__(self, folder: Path) -> None:
-        meta = json.loads((folder / "meta.json").read_text())
-        self.folder, self.dim = folder, int(meta["dim"])
-        self.shape_of: NDArray[np.int64] = np.asarray(meta["shape_of"])  # which shape group an index belongs to
-        self.row_of: NDArray[np.int64] = np.asarray(meta["row_of"])  # and which row there
-        self.grids: list[tuple[int, int]] = [tuple(grid) for grid in meta["grids"]]
-        self.sizes: list[tuple[int, int]] = [tuple(size) for size in meta["sizes"]]
-        rows = np.bincount(self.shape_of, minlength=len(self.grids))
-        dtype = np.dtype(meta["dtype"])
-        self._features = [
-            np.memmap(folder / f"features_{g}.bin", dtype, "r", shape=(n, self.dim, *grid))
-            for g, (n, grid) in enumerate(zip(rows, self.grids, strict=True))
-        ]
-        self._labels = [
-            np.memmap(folder / f"labels_{g}.bin", np.uint8, "r", shape=(n, *size))
-            for g, (n, size) in enumerate(zip(rows, self.sizes, strict=True))
-        ]
 
-    def __len__(self) -> int:
-        return len(self.row_of)
-
-    def get(self, index: int) -> tuple[NDArray[np.floating], UInt8Array]:
-        """Feature map (D, h, w) in the cache's number format, and padded label (H, W)."""
-        group, row = self.shape_of[index], self.row_of[index]
-        return self._features[group][row], self._labels[group][row]
+def cached_views(
+    dataset: SegmentationDataset, backbone: Backbone, config: Config, bar: Callable[[str], Progress]
+) -> list[FeatureCache]:
+    """The caches of all configured views; what is missing is built, if there is room for all of it."""
+    views = config.data.views
+    check_room([plan_features(dataset, backbone, config, view) for view in views], dataset, backbone)
+    return [cached_features(dataset, backbone, config, view, progress=bar(f"features ({view})")) for view in views]
 
 
 def cached_features(
     dataset: SegmentationDataset, backbone: Backbone, config: Config, view: str, *, progress: Progress | None = None
 ) -> FeatureCache:
-    """The cache of one view, built first if it is not there."""
-    data = config.data
-    parts = (CACHE_VERSION, dataset.fingerprint(), view, data.image_size, data.cache_dtype, backbone.fingerprint)
-    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-    folder = Path(data.cache_dir).expanduser() / key
-    if not (folder / "meta.json").exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _check_space(dataset, backbone, config, folder.parent)
-        partial = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=folder.parent))
-        try:
-            _build(partial, dataset, backbone, config, view=view, progress=progress)
-            _publish(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return FeatureCache(folder)
+    """The cache of one view; what is missing is built first."""
+    plan = plan_features(dataset, backbone, config, view)
+    check_room([plan], dataset, backbone)
+    with work_on(plan):
+        _build(plan, dataset, backbone, progress or (lambda done, total: None))
+        return FeatureCache(plan)
 
 
 def cache_bytes(dataset: SegmentationDataset, backbone: Backbone, config: Config) -> int:
     """Size of one view's cache, extrapolated from the first image."""
-    padded, _ = prepare(dataset[0].image, image_size=config.data.image_size, multiple=backbone.pad_multiple)
-    height, width = padded.shape[:2]
-    cells = (height // backbone.stride) * (width // backbone.stride)
-    return len(dataset) * (cells * backbone.dim * np.dtype(config.data.cache_dtype).itemsize + height * width)
+    return _image_bytes(plan_features(dataset, backbone, config, "identity"), dataset, backbone) * len(dataset)
 
 
-def _check_space(dataset: SegmentationDataset, backbone: Backbone, config: Config, where: Path) -> None:
-    needed, free = cache_bytes(dataset, backbone, config), shutil.disk_usage(where).free
+def check_room(plans: Sequence[Plan], dataset: SegmentationDataset, backbone: Backbone) -> None:
+    """UserError if what these views of a dataset lack will not fit on the disk."""
+    images = sum(len(plan.about.chunk_indices(chunk)) for plan in plans for chunk in plan.missing())
+    if not images:
+        return
+    where = plans[0].folder.parent
+    existing = next(folder for folder in where.absolute().parents if folder.exists()) if not where.exists() else where
+    needed, free = images * _image_bytes(plans[0], dataset, backbone), shutil.disk_usage(existing).free
     if needed > 0.95 * free:
         raise UserError(
-            f"caching features of {len(dataset)} images needs {needed / 1e9:.1f} GB, {where} has {free / 1e9:.1f} GB "
-            "free; make room or point data.cache_dir elsewhere"
+            f"caching features of {images} images needs {needed / 1e9:.1f} GB, {where} has {free / 1e9:.1f} GB free; "
+            "make room (`airmoe cache --prune`) or point data.cache_dir elsewhere"
         )
 
 
-def _build(
-    folder: Path,
+def _image_bytes(plan: Plan, dataset: SegmentationDataset, backbone: Backbone) -> int:
+    padded, _ = prepare(dataset[0].image, image_size=plan.about.image_size, multiple=backbone.pad_multiple)
+    features, labels = plan.bytes_of(np.array([padded.shape[:2]]))
+    return int(features[0] + labels[0])
+
+
+@contextmanager
+def work_on(plan: Plan) -> Iterator[None]:
+    """Keep the folder for the duration of the block; where not even one chunk came of it, no folder stays."""
+    lock = hold(plan.folder)
+    try:
+        write_about(plan.folder, plan.about)
+        yield
+    finally:
+        lock.close()
+        if not any(plan.folder.glob("*.bin")):
+            remove(plan.folder)
+
+
+def build_chunk(
+    plan: Plan,
+    chunk: int,
     dataset: SegmentationDataset,
     backbone: Backbone,
-    config: Config,
     *,
-    view: str,
-    progress: Progress | None,
-) -> None:
-    group_of_size: dict[tuple[int, int], int] = {}
-    grids: list[tuple[int, int]] = []
-    shape_of: list[int] = []
-    row_of: list[int] = []
-    rows: list[int] = []
-    dtype = np.dtype(config.data.cache_dtype)
-    with ExitStack() as stack:
-        files: list[tuple[BinaryIO, BinaryIO]] = []
-        for images, labels in _batches(dataset, backbone, config, view):
+    tick: Callable[[int], None] = lambda images: None,
+) -> bool:
+    """Compute a chunk and put it in its place; False where another process has it in hand, or done.
+
+    Batches begin anew with every chunk: what a batch holds may show in the last bit. `tick` hears of each batch.
+    """
+    dtype = np.dtype(plan.about.dtype)
+    labels: list[UInt8Array] = []
+    with claim(chunk_file(plan.folder, chunk), done=lambda: plan.sizes(chunk) is not None) as file:
+        if file is None:
+            return False
+        for images, labels_B in _batches(plan, chunk, dataset, backbone.pad_multiple):
             features_BDhw = backbone(to_tensor(images).to(backbone.mean.device)).cpu().numpy().astype(dtype)
-            size = images[0].shape[:2]
-            if size not in group_of_size:
-                group_of_size[size] = len(files)
-                grids.append(features_BDhw.shape[2:])
-                rows.append(0)
-                names = (f"features_{len(files)}.bin", f"labels_{len(files)}.bin")
-                files.append(tuple(stack.enter_context((folder / name).open("wb")) for name in names))  # type: ignore[arg-type]
-            group = group_of_size[size]
-            files[group][0].write(features_BDhw.tobytes())
-            files[group][1].write(np.stack(labels).tobytes())
-            shape_of += [group] * len(images)
-            row_of += range(rows[group], rows[group] + len(images))
-            rows[group] += len(images)
-            if progress:
-                progress(len(row_of), len(dataset))
-    meta: dict[str, Any] = {"dim": backbone.dim, "dtype": dtype.name, "grids": grids, "sizes": list(group_of_size)}
-    (folder / "meta.json").write_text(json.dumps(meta | {"shape_of": shape_of, "row_of": row_of}))
+            file.write(features_BDhw.tobytes())
+            labels += labels_B
+            tick(len(images))
+        file.write(b"".join(label.tobytes() for label in labels))
+        file.write(np.array([label.shape for label in labels], np.int32).tobytes())
+    return True
 
 
 def _batches(
-    dataset: SegmentationDataset, backbone: Backbone, config: Config, view: str
+    plan: Plan, chunk: int, dataset: SegmentationDataset, multiple: int
 ) -> Iterator[tuple[list[UInt8Array], list[UInt8Array]]]:
     """Prepared images and labels in dataset order; a batch ends early where the size changes."""
     images: list[UInt8Array] = []
     labels: list[UInt8Array] = []
-    for index in range(len(dataset)):
-        sample = dataset[index]
-        image, label = apply_view(
-            fit(sample.image, config.data.image_size), fit(sample.label, config.data.image_size), view
-        )
-        image, _ = pad_to_multiple(image, backbone.pad_multiple)
-        label, _ = pad_to_multiple(label, backbone.pad_multiple)
-        if images and (image.shape != images[0].shape or len(images) == config.backbone.batch_size):
+    for index in plan.about.chunk_indices(chunk):
+        image, label = _prepared(dataset[index], plan.about, multiple)
+        if images and (image.shape != images[0].shape or len(images) == plan.batch_size):
             yield images, labels
             images, labels = [], []
         images.append(image)
         labels.append(label)
-    if images:
-        yield images, labels
+    yield images, labels
 
 
-def _publish(partial: Path, folder: Path) -> None:
+def _prepared(sample: Sample, about: About, multiple: int) -> tuple[UInt8Array, UInt8Array]:
+    """Image and label as they are cached: fitted, seen through the view, padded."""
+    size = about.image_size
+    image, label = apply_view(fit(sample.image, size), fit(sample.label, size), about.view)
+    return pad_to_multiple(image, multiple)[0], pad_to_multiple(label, multiple)[0]
+
+
+def _build(plan: Plan, dataset: SegmentationDataset, backbone: Backbone, progress: Progress) -> None:
+    """Build, as many at once as torch has threads, the chunks that nobody else has in hand, until all are there."""
+    total, done, stop, lock = plan.about.images, 0, threading.Event(), threading.Lock()
+
+    def tick(images: int) -> None:
+        nonlocal done
+        if stop.is_set():
+            raise InterruptedError("another chunk failed")
+        with lock:
+            done += images
+            progress(done, total)
+
+    with _single_threaded(backbone.mean.device) as workers, ThreadPoolExecutor(workers) as pool:
+        while todo := plan.missing():
+            done = total - sum(len(plan.about.chunk_indices(chunk)) for chunk in todo)
+            jobs = [pool.submit(build_chunk, plan, chunk, dataset, backbone, tick=tick) for chunk in todo]
+            try:
+                built = [job.result() for job in jobs]
+            except BaseException:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+            if not any(built):  # all in other hands, which may yet die over them
+                time.sleep(_POLL_S)
+        if 0 < done < total:  # others did the rest
+            progress(total, total)
+
+
+@contextmanager
+def _single_threaded(device: torch.device) -> Iterator[int]:
+    """One thread per operation, because sums of several may differ in the last bit; gives the number of workers."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        os.rename(partial, folder)
-    except OSError:
-        if not (folder / "meta.json").exists():  # else another process was faster, and its cache is as good
-            raise
+        yield threads if device.type == "cpu" else _GPU_FEEDERS
+    finally:
+        torch.set_num_threads(threads)

@@ -25,6 +25,16 @@ def describe(row: dict[str, Any], epochs: int, eta_s: float = 0.0) -> str:
     return "  ".join(part for part in parts if part)
 
 
+def describe_saving(row: dict[str, Any], loop_s: float) -> str:
+    """What the cache is worth, after the first epoch; `loop_s` is the backbone's time per image of the epoch."""
+    cached = row["seconds"]
+    online = cached + row["images_per_s"] * cached * loop_s
+    return (
+        f"an epoch takes {cached:.3g} s from the cache; with the backbone in the loop it would take about "
+        f"{online:.3g} s ({online / cached:.1f} times as long)"
+    )
+
+
 def _traffic(traffic: dict[str, float]) -> str:
     up, down = (traffic[key] / 8e3 for key in ("uplink_bits", "downlink_bits"))
     return f"{up:.1f} kB up, {down:.0f} kB down per image"

@@ -21,8 +21,9 @@ from airmoe_ray.data.base import ClassTable
 from airmoe_ray.device import pick_device
 from airmoe_ray.errors import UserError
 from airmoe_ray.experts import dilations_for
-from airmoe_ray.features import FeatureCache, Progress, cache_bytes, cached_features
-from airmoe_ray.log import TensorBoard, describe
+from airmoe_ray.feature_cache import FeatureCache
+from airmoe_ray.features import Progress, cache_bytes, cached_features, cached_views
+from airmoe_ray.log import TensorBoard, describe, describe_saving
 from airmoe_ray.losses import LossTerms
 from airmoe_ray.metrics import balancedness
 from airmoe_ray.moe import AirMoE
@@ -35,7 +36,7 @@ from airmoe_ray.run_folder import (
     save_epoch,
     stored_summary,
 )
-from airmoe_ray.sources import CachedSource, OnlineSource, Source
+from airmoe_ray.sources import CachedSource, OnlineSource, Source, ahead, loop_seconds
 from airmoe_ray.training import Learning, Schedule, Trainer, class_weights
 from airmoe_ray.validation import validate
 from airmoe_ray.warm_start import client_data
@@ -89,6 +90,7 @@ class Run:
     device: torch.device
     start_epoch: int = 0
     best: Best | None = None
+    loop_s: float | None = None  # what the backbone in the loop would add, per image; None where it is in the loop
 
 
 def train_run(
@@ -136,6 +138,8 @@ def _train_epochs(run: Run, report: Reporter, after_epoch: Callable[[dict[str, A
     begun = time.monotonic()
     for epoch in range(run.start_epoch, epochs):
         row = train_epoch(run, epoch, report)
+        if run.loop_s is not None and epoch == run.start_epoch:
+            report.line(describe_saving(row, run.loop_s / run.trainer.world.size))
         per_epoch_s = (time.monotonic() - begun) / (epoch + 1 - run.start_epoch)
         report.line(describe(row, epochs, per_epoch_s * (epochs - epoch - 1)))
         if first:
@@ -197,7 +201,10 @@ def open_run(
             trainer.warm_start(source, clients_data)
     if world.rank == 0:
         (folder / "config.yaml").write_text(to_yaml(config))
-    return Run(config, folder, card, trainer, schedule, validation, device, start_epoch, best)
+    loop_s = None
+    if config.train.cache and world.rank == 0:
+        loop_s = loop_seconds(OnlineSource(dataset, backbone, config), source)
+    return Run(config, folder, card, trainer, schedule, validation, device, start_epoch, best, loop_s)
 
 
 def model_card(classes: ClassTable, backbone: Backbone, dilations: Sequence[int]) -> ModelCard:
@@ -218,11 +225,7 @@ def _open_source(dataset: SegmentationDataset, backbone: Backbone, config: Confi
         return OnlineSource(dataset, backbone, config)
     size = cache_bytes(dataset, backbone, config) * len(config.data.views) / 1e6
     report.line(f"{len(dataset)} training images, {backbone.name} features of {size:.0f} MB in {config.data.cache_dir}")
-    views = []
-    for view in config.data.views:
-        bar = report.progress(f"features ({view})")
-        views.append(cached_features(dataset, backbone, config, view, progress=bar))
-    return CachedSource(views, config)
+    return CachedSource(cached_views(dataset, backbone, config, report.progress), config)
 
 
 def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
@@ -233,7 +236,8 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
     # summed where the model is: a GPU need not wait for the log
     selected_N = torch.zeros(run.config.experts.count, dtype=torch.int64, device=run.device)
     terms = torch.zeros(5, device=run.device)
-    for step, batch in enumerate(run.schedule.batches(epoch, device=run.device), start=1):
+    batches = run.schedule.batches(epoch, device=run.device)
+    for step, batch in enumerate(ahead(batches) if run.config.train.cache else batches, start=1):
         result = run.trainer.step(batch)
         terms += torch.stack(result.loss)
         selected_N += torch.bincount(result.selected_BK.flatten(), minlength=len(selected_N))

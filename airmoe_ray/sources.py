@@ -4,8 +4,10 @@ A source is a function of (epoch, index): the same sample of the same epoch is t
 resume. Suffixes: B inputs, D features, h w grid, H W image.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,8 +19,21 @@ from airmoe_ray.config import Config
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
 from airmoe_ray.data.transforms import augment, fit, pad_to_multiple
 from airmoe_ray.errors import DataError
-from airmoe_ray.features import FeatureCache, to_tensor
+from airmoe_ray.feature_cache import FeatureCache
+from airmoe_ray.features import to_tensor
 from airmoe_ray.rng import generator, training_id
+
+T = TypeVar("T")
+_PROBE = 8  # images whose way through the backbone is timed
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items in the same order, each fetched while the one before is in use."""
+    with ThreadPoolExecutor(1) as pool:
+        fetched = pool.submit(next, items, None)
+        while (item := fetched.result()) is not None:
+            fetched = pool.submit(next, items, None)
+            yield item
 
 
 class Source(Protocol):
@@ -42,17 +57,27 @@ class CachedSource:
     def __init__(self, views: Sequence[FeatureCache], config: Config) -> None:
         self.views, self.seed = views, config.seed
         self.shape_of, self.grids = views[0].shape_of, views[0].grids  # all views of an image have its shape
+        self._drawn: tuple[int, NDArray[np.int64]] = (-1, self.shape_of)
 
     def plain(self, index: int) -> tuple[NDArray[np.floating], UInt8Array]:
         """The first view."""
         return self.views[0].get(index)
 
     def batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Stacked rows of the caches."""
-        view_of = generator(self.seed, "view", epoch).integers(len(self.views), size=len(self.shape_of))
+        """Stacked rows of the caches.
+
+        Rows are converted all at once: one by one, each would wait for torch's threads to gather.
+        """
+        view_of = self._views_of(epoch)
         rows = [self.views[view_of[i]].get(i) for i in indices]
         features = torch.from_numpy(np.stack([features for features, _ in rows])).float()
         return features, torch.from_numpy(np.stack([label for _, label in rows]))
+
+    def _views_of(self, epoch: int) -> NDArray[np.int64]:
+        if self._drawn[0] != epoch:  # once per epoch: a draw is for the whole dataset
+            drawn = generator(self.seed, "view", epoch).integers(len(self.views), size=len(self.shape_of))
+            self._drawn = (epoch, drawn)
+        return self._drawn[1]
 
 
 class OnlineSource:
@@ -90,3 +115,14 @@ class OnlineSource:
     def _features(self, images: Sequence[UInt8Array]) -> Tensor:
         features_BDhw: Tensor = self.backbone(to_tensor(images).to(self.backbone.mean.device))
         return features_BDhw
+
+
+def loop_seconds(online: OnlineSource, like: Source) -> float:
+    """Seconds per image that the backbone in the loop would cost: decoding, augmentation and features, on this machine.
+
+    Measured on a few images of one size, as `like` groups them.
+    """
+    indices = np.flatnonzero(like.shape_of == like.shape_of[0])[:_PROBE].tolist()
+    begun = time.monotonic()
+    online.batch(0, indices)
+    return (time.monotonic() - begun) / len(indices)

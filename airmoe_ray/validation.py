@@ -16,7 +16,7 @@ from airmoe_ray.clients import LocalClients
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
 from airmoe_ray.evaluation import BATCH, Scoreboard
 from airmoe_ray.experts import ExpertOutput
-from airmoe_ray.features import FeatureCache
+from airmoe_ray.feature_cache import FeatureCache
 from airmoe_ray.inference import best_class
 from airmoe_ray.metrics import ConfusionMatrix
 from airmoe_ray.moe import AirMoE, Clients, collaborate

@@ -173,30 +173,6 @@ def test_shared_epochs_hand_one_expert_to_every_client(tmp_path):
         assert all(torch.equal(value, expert.state_dict()[name]) for expert in experts), name
 
 
-def test_a_cache_is_reused_and_never_half_there(tmp_path, monkeypatch):
-    config = tiny_config(tmp_path)
-    dataset, backbone = open_dataset(config.data, "val"), load_backbone(config.backbone)
-
-    class Broken:
-        def __getattr__(self, name):
-            return getattr(dataset, name)
-
-        def __len__(self):
-            return len(dataset)
-
-        def __getitem__(self, index):
-            if index == 9:
-                raise KeyboardInterrupt
-            return dataset[index]
-
-    with pytest.raises(KeyboardInterrupt):
-        cached_features(Broken(), backbone, config, "identity")
-    assert list((tmp_path / "cache").iterdir()) == []
-    first = cached_features(dataset, backbone, config, "identity")
-    monkeypatch.setattr(type(backbone), "forward", lambda *_: pytest.fail("computed again"))
-    assert cached_features(dataset, backbone, config, "identity").folder == first.folder
-
-
 def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path):
     command = [str(AIRMOE), "train", "--config", "quickstart", *tiny(**{"train.epochs": 60}), "--run", "r"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)

@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from airmoe_ray.config import Config
+from airmoe_ray.config_file import load_config
+from airmoe_ray.data import open_dataset
+from airmoe_ray.features import cached_views
 from airmoe_ray.moe import AirMoE
-from airmoe_ray.training import Batch, Trainer
+from airmoe_ray.run import Silent
+from airmoe_ray.sources import CachedSource
+from airmoe_ray.training import Batch, Schedule, Trainer
 
 BATCH, K = 16, 5
 
@@ -32,3 +37,34 @@ def test_a_step_with_twice_the_clients_costs_at_most_a_third_more():
             assert 0.7 * BATCH * K <= result.forwards <= BATCH * K
     ratio = statistics.median(seconds[20][1:]) / statistics.median(seconds[10][1:])
     assert ratio <= 1.3, f"{ratio:.2f}"
+
+
+class StandIn:
+    """Maps of the embedded backbone's shape, without its work."""
+
+    name, fingerprint, dim, stride, pad_multiple, mean = "stand-in", "stand-in", 320, 8, 8, torch.zeros(1)
+
+    def __call__(self, images_B3HW: torch.Tensor) -> torch.Tensor:
+        batch, _, height, width = images_B3HW.shape
+        return torch.randn(batch, self.dim, height // self.stride, width // self.stride)
+
+
+@pytest.mark.slow
+def test_reading_the_cache_costs_at_most_a_twentieth_of_a_step(tmp_path):
+    views = "data.views=[identity, hflip]"
+    config = load_config("quickstart", [f"data.cache_dir={tmp_path}", "data.train_count=96", views])
+    caches = cached_views(open_dataset(config.data, "train"), StandIn(), config, Silent().progress)
+    schedule, cpu = Schedule(CachedSource(caches, config), config), torch.device("cpu")
+    subject = Trainer(AirMoE(config, feature_dim=320, classes=10, dilations=(2, 4, 8)), config, total_steps=100)
+    reading, stepping = [], []
+    for epoch in range(2):
+        cached = schedule.batches(epoch, device=cpu)
+        begun = time.process_time()
+        for batch in cached:
+            reading.append(time.process_time() - begun)
+            begun = time.process_time()
+            subject.step(batch)  # on tensors that are in memory by now
+            stepping.append(time.process_time() - begun)
+            begun = time.process_time()
+    ratio = statistics.median(reading) / statistics.median(stepping)
+    assert ratio <= 0.05, f"{ratio:.3f}"

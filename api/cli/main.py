@@ -6,6 +6,7 @@ import typer
 
 from airmoe_ray.errors import UserError, disk_trouble
 from api.cli.bench import bench
+from api.cli.cache import cache
 from api.cli.chaos import chaos
 from api.cli.client import scale, segment, status
 from api.cli.common import stderr
@@ -32,6 +33,7 @@ app.command("status")(status)
 app.command("scale")(scale)
 app.command("bench")(bench)
 app.command("chaos")(chaos)
+app.command("cache")(cache)
 app.command("config")(config_)
 app.command("pretrain")(pretrain)
 app.command("doctor")(doctor)
