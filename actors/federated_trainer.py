@@ -14,6 +14,7 @@ from torch import Tensor
 
 from actors.clients import RayClients
 from actors.errors import ChannelLostError, ClusterError, NoExpertsError
+from actors.features import build_features
 from actors.federated import FederatedClients, FederatedRound
 from actors.participants import Files, Participants
 from airmoe_ray.checkpoint import ModelCard, TrainerState, expert_tensors, load_client, parse_tensors, serialise
@@ -210,6 +211,7 @@ def train_federated(config: Config, folder: Path, *, resume: bool, report: Repor
             model, config, card, total_steps=total_steps, class_weight_C=class_weight_C, report=report, **actors
         )
 
+    build_features(config, report)
     return train_run(config, folder, resume=resume, report=report, federation=federation)
 
 

@@ -23,8 +23,7 @@ class Part(StrEnum):
 def bench(
     run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
     only: Annotated[
-        Part | None,
-        typer.Option(help="Measure this part alone; packed (1000 clients in few actors, no run needed) only so."),
+        Part | None, typer.Option(help="Measure this part alone; packed (1000 clients, needs no run) only so.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.5, help="Time of each measurement in a round [s].")] = 8.0,

@@ -155,7 +155,7 @@ def versions(service: Any) -> list[int]:
 def test_a_thousand_clients_start_on_two_cores_within_a_minute_and_answer(
     serve: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The speed of their routing is a figure of `airmoe bench --packed`."""
+    """The speed of their routing is a figure of `airmoe bench --only packed`."""
     ray.shutdown()
     with cluster(cpus=2), serve(tmp_path, experts={"count": 1000}, cluster={"experts_per_actor": 500}) as service:
         print(f"1000 clients up after {service.started_s:.1f} s")
