@@ -124,7 +124,8 @@ class System:
 
 def _reserve(shares: Plan, experts: int, config: Any) -> PlacementGroup:
     """One bundle per actor, so that the whole system fits before any of it starts."""
-    bundles = [{"CPU": shares.cpus, "GPU": shares.gpus_per_cloud}, {"CPU": shares.cpus}]
+    home = _home(shares)
+    bundles = [{"CPU": shares.cpus, "GPU": shares.gpus_per_cloud, **home}, {"CPU": shares.cpus, **home}]
     bundles += [{"CPU": shares.cpus, "GPU": shares.gpus_per_expert} for _ in range(experts)]
     group = placement_group(
         [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles],
@@ -139,6 +140,15 @@ def _reserve(shares: Plan, experts: int, config: Any) -> PlacementGroup:
             "something or add nodes"
         )
     return group
+
+
+def _home(shares: Plan) -> dict[str, float]:
+    """For cloud and channel: the front end's own node, if it has room. Losing any other one then costs experts only."""
+    here = ray.get_runtime_context().get_node_id()
+    found = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)  # type: ignore[no-untyped-call]
+    fits = found.get("CPU", 0.0) >= 2 * shares.cpus and found.get("GPU", 0.0) >= shares.gpus_per_cloud
+    names = [name for name in found if name.startswith("node:") and name != "node:__internal_head__"]
+    return {names[0]: 0.001} if fits and names else {}
 
 
 def _await_all(waiting: dict[Any, str], deadline_s: float, progress: Progress | None) -> dict[str, Any]:
