@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-PARTS = ("ip", "unshare", "sshd", "ssh", "ssh-keygen", "rsync", "pgrep", "setsid")
+PARTS = ("ip", "unshare", "setpriv", "sshd", "ssh", "ssh-keygen", "rsync", "pgrep", "setsid")
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null")
 
@@ -96,7 +96,8 @@ class Host:
         script = _INNER.format(folder=self.folder, name=self.name, address=self.address, sshd=sshd, user=user)
         with (self.folder / "sshd.log").open("a") as log:
             outer = subprocess.Popen(
-                ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child"]
+                # with the tests' own process, should it be killed, the hosts end too
+                ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child"]
                 + ["bash", "-c", script],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -123,6 +124,7 @@ class Host:
                 os.kill(self.pid, signal.SIGKILL)
             self.outer.wait(30)
             self.pid = None
+            _forget(self.link)
 
     def ssh(self, command: str, *, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command as `ray up` does: over ssh."""
@@ -179,7 +181,7 @@ class Hosts:
         """No process and no link stays."""
         for host in self.all:
             host.kill()
-        subprocess.run(["ip", "link", "del", self.bridge], check=False, capture_output=True, env={"PATH": _PATH})
+        _forget(self.bridge)
 
 
 @contextmanager
@@ -212,6 +214,10 @@ def _free_net() -> str:
     taken = subprocess.run(["ip", "-4", "route"], capture_output=True, text=True, check=True, env={"PATH": _PATH}).stdout
     nets = (f"10.{77 + secrets.randbelow(100)}.{secrets.randbelow(256)}" for _ in range(100))
     return next(net for net in nets if f"{net}." not in taken)
+
+
+def _forget(link: str) -> None:
+    subprocess.run(["ip", "link", "del", link], check=False, capture_output=True, env={"PATH": _PATH})
 
 
 def _run(*command: object) -> None:
