@@ -14,6 +14,7 @@ import yaml
 
 from airmoe_ray.errors import UserError
 
+TOKEN = "~/.ray/auth_token"  # where Ray looks for it
 _EXAMPLES = [ipaddress.ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")]  # RFC 5737
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
@@ -61,7 +62,9 @@ class ClusterFile:
         commands = " ".join(self.tree.get("head_start_ray_commands") or [])
         _, found, options = commands.partition("airmoe serve")
         if not found:
-            raise UserError(f"{self.path}: head_start_ray_commands start no front end; add `airmoe serve --address auto`")
+            raise UserError(
+                f"{self.path}: head_start_ray_commands start no front end; add `airmoe serve --address auto`"
+            )
         given = dict(re.findall(r"--(run|port) (\S+)", options))
         return Served(
             run=given.get("run", Served.run),

@@ -31,7 +31,7 @@ for tool in python3 rsync pgrep setsid; do command -v $tool >/dev/null || echo m
 echo system_python $(python3 -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null)
 if [ -x $bin/python ]; then $bin/python - <<'PYTHON'
 import importlib.metadata as metadata, sys
-print("python", *sys.version_info[:2], sep="." if False else " ")
+print("python", ".".join(map(str, sys.version_info[:2])))
 for name in ("ray", "torch", "airmoe-ray"):
     try:
         print(name, metadata.version(name))
@@ -41,12 +41,14 @@ PYTHON
 fi
 found=$(bash --login -c -i 'source ~/.bashrc; command -v ray' 2>/dev/null)
 echo path_ray $found
-if [ -n "$found" ] && [ "$found" != $bin/ray ]; then echo path_ray_version $(timeout 60 $found --version 2>/dev/null); fi
-[ -e ~/.ray/auth_token ] && echo token $(tr -d '[:space:]' < ~/.ray/auth_token | sha256sum | cut -c1-64) $(stat -c %a ~/.ray/auth_token)
+[ -n "$found" ] && [ "$found" != $bin/ray ] && echo path_ray_version $(timeout 60 $found --version 2>/dev/null)
+token=~/.ray/auth_token
+[ -e $token ] && echo token $(tr -d '[:space:]' < $token | sha256sum | cut -c1-64) $(stat -c %a $token)
 pgrep -x raylet >/dev/null && echo running raylet
 pgrep -x gcs_server >/dev/null && echo running gcs_server
 pgrep -f 'airmoe serve' >/dev/null && echo running serve
-for port in $(awk '$4 == "0A" {{ split($2, a, ":"); print a[2] }}' /proc/net/tcp /proc/net/tcp6 2>/dev/null | sort -u); do
+sockets=$(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null)
+for port in $(echo "$sockets" | awk '$4 == "0A" {{ split($2, a, ":"); print a[2] }}' | sort -u); do
   echo listens $((16#$port)); done
 for folder in {folders}; do [ -d $folder ] && echo folder $folder; done
 for peer in {peers}; do timeout 5 bash -c "</dev/tcp/$peer/22" 2>/dev/null || echo unreachable $peer; done
@@ -106,9 +108,7 @@ def look(login: Login, address: str, *, bin: str | None, folders: list[str], pee
     if "end" not in many:
         raise UserError(f"{address}: the look at the host broke off after {len(lines)} lines; try again")
     facts = {name: values[-1] for name, values in many.items()}
-    ours: dict[str, Any] = {
-        name: tuple(many.get(name, ())) for name in ("missing", "running", "folder", "unreachable")
-    }
+    ours: dict[str, Any] = {name: tuple(many.get(name, ())) for name in ("missing", "running", "folder", "unreachable")}
     return Look(
         address,
         facts,
@@ -125,12 +125,14 @@ def _ssh(login: Login, address: str, script: str) -> str:
     command = login.command(address, script)
     shown = shlex.join(command if len(script) < 200 else [*command[:-1], "…"])
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ANSWER_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_ANSWER_S, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         raise CommandError(f"no answer within {_ANSWER_S} s; the host hangs or is overloaded", shown, "") from None
     except FileNotFoundError:
         raise UserError("ssh is not installed here; install openssh-client") from None
-    if done.returncode == 0 or script == _LOOK:
+    if done.returncode == 0:
         return done.stdout
     raise CommandError(_meaning(login, address, done.stderr), shown, done.stderr or done.stdout)
 
@@ -139,7 +141,9 @@ def _meaning(login: Login, address: str, stderr: str) -> str:
     """Of ssh's words, and what to do."""
     if "Permission denied" in stderr:
         key = login.key or "your default key"
-        return f"the host refuses {key} for user {login.user}; add its .pub to ~/.ssh/authorized_keys there, or change auth"
+        return (
+            f"the host refuses {key} for user {login.user}; add {key}.pub to its ~/.ssh/authorized_keys, or change auth"
+        )
     if "refused" in stderr:
         return f"no sshd listens on port 22 of {address}; start it there"
     if any(word in stderr for word in ("timed out", "No route", "unreachable", "banner exchange")):

@@ -11,9 +11,7 @@ from api.cli.common import DEFAULT_PORT, SetOption, stderr, terminal
 
 def serve(
     run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback need a key.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
     address: Annotated[
         str | None, typer.Option(help="Join this Ray cluster (auto, host:port) instead of starting one here.")

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 PARTS = ("ip", "unshare", "setpriv", "sshd", "ssh", "ssh-keygen", "rsync", "pgrep", "setsid")
+_UNSHARE = ("unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--mount-proc")
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null")
 
@@ -51,7 +52,7 @@ def why_not() -> str | None:
     if missing := [part for part in PARTS if shutil.which(part, path=_PATH) is None]:
         return f"making hosts needs {', '.join(missing)} (make test-deps)"
     tried = subprocess.run(
-        ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--mount-proc", "ip", "link", "set", "lo", "up"],
+        [*_UNSHARE, "ip", "link", "set", "lo", "up"],
         capture_output=True,
         text=True,
         check=False,
@@ -86,7 +87,9 @@ class Host:
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "hostkey")
         entries = Path("/etc/passwd").read_text().splitlines()
         ours = f"root:x:0:0:root:{self.home}:/bin/bash"
-        (self.folder / "passwd").write_text("\n".join([ours, *(e for e in entries if not e.startswith("root:"))]) + "\n")
+        (self.folder / "passwd").write_text(
+            "\n".join([ours, *(e for e in entries if not e.startswith("root:"))]) + "\n"
+        )
         make_venv(self.home / "airmoe" / "venv")
 
     def boot(self) -> None:
@@ -97,8 +100,7 @@ class Host:
         with (self.folder / "sshd.log").open("a") as log:
             outer = subprocess.Popen(
                 # with the tests' own process, should it be killed, the hosts end too
-                ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "--mount-proc", "--kill-child"]
-                + ["bash", "-c", script],
+                ["setpriv", "--pdeathsig", "KILL", *_UNSHARE, "--kill-child", "bash", "-c", script],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -211,7 +213,9 @@ def make_venv(folder: Path) -> None:
 
 
 def _free_net() -> str:
-    taken = subprocess.run(["ip", "-4", "route"], capture_output=True, text=True, check=True, env={"PATH": _PATH}).stdout
+    taken = subprocess.run(
+        ["ip", "-4", "route"], capture_output=True, text=True, check=True, env={"PATH": _PATH}
+    ).stdout
     nets = (f"10.{77 + secrets.randbelow(100)}.{secrets.randbelow(256)}" for _ in range(100))
     return next(net for net in nets if f"{net}." not in taken)
 
