@@ -17,6 +17,7 @@ from airmoe_ray.errors import UserError
 TOKEN = "~/.ray/auth_token"  # where Ray looks for it
 _EXAMPLES = [ipaddress.ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")]  # RFC 5737
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+_PLACEHOLDERS = re.compile(r"[\w.-]*\bexample\.org\b|ami-0{17}")
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,12 @@ def check_schema(path: Path, tree: dict[str, Any]) -> ClusterFile:
     return ClusterFile(path, tree)
 
 
-def examples_left(tree: dict[str, Any]) -> list[str]:
-    """Addresses that are still those of the shipped file."""
-    found = {text for text in _strings(tree) for text in _ADDRESS.findall(text)}
-    return sorted(text for text in found if any(_parsed(text) in net for net in _EXAMPLES))
+def examples_left(tree: Any) -> list[str]:
+    """Addresses, registries and images that are still those of the shipped file."""
+    strings = list(_strings(tree))
+    found = {text for string in strings for text in _ADDRESS.findall(string)}
+    addresses = {text for text in found if any(_parsed(text) in net for net in _EXAMPLES)}
+    return sorted(addresses | {text for string in strings for text in _PLACEHOLDERS.findall(string)})
 
 
 def _check_provider(path: Path, tree: dict[str, Any]) -> None:
@@ -158,6 +161,6 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _parsed(text: str) -> Any:
     try:
-        return ipaddress.ip_address(text)
+        return ipaddress.IPv4Address(text)
     except ValueError:
-        return None
+        return ipaddress.IPv4Address(0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from airmoe_ray.errors import UserError
+from api.cli.cluster_file import examples_left
 from api.cli.findings import CommandError, Finding, examine
 
 _KINDS = {"RayCluster": "ray.io/v1", "Deployment": "apps/v1", "Service": "v1"}
@@ -73,6 +74,8 @@ def _objects(path: Path, documents: list[dict[str, Any]]) -> str:
 
 
 def _images(documents: list[dict[str, Any]]) -> str:
+    if left := examples_left(documents):
+        raise UserError(f"{', '.join(left)}: still the example's; put in your own registry")
     found = {container["image"].rpartition(":")[0] for _, pod in pods(documents) for container in pod["containers"]}
     if len(found) != 1:
         raise UserError(

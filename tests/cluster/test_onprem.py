@@ -1,4 +1,4 @@
-"""The on-prem file from `ray up` to `ray down`, on hosts that are lost meanwhile. Tests build on each other, in order."""
+"""The on-prem file from `ray up` to `ray down`, on hosts that are lost meanwhile. The tests build on each other."""
 
 import collections
 import json
