@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import io
 import ipaddress
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ def check_schema(path: Path, tree: dict[str, Any]) -> ClusterFile:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     _check_provider(path, tree)
+    logging.getLogger("ray.autoscaler").setLevel(logging.ERROR)  # it tells what it fills in
     told = io.StringIO()
     try:
         with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):

@@ -122,6 +122,7 @@ def _kubectl(path: Path, documents: list[dict[str, Any]]) -> str:
     """The cluster's own opinion, where one can be asked."""
     if shutil.which("kubectl") is None:
         return "not installed here: what is in the Kubernetes cluster cannot be checked"
+    _call(["kubectl", "version"], "kubectl reaches no cluster; choose one with `kubectl config use-context`")
     for name in secrets(documents):
         _call(["kubectl", "get", "secret", name], f"secret {name} is not there; docs/cluster.md says how to make it")
     _call(
