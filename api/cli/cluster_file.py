@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import io
 import ipaddress
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -92,13 +93,17 @@ def read_documents(path: Path) -> list[dict[str, Any]]:
 
 def check_schema(path: Path, tree: dict[str, Any]) -> ClusterFile:
     """Against Ray's schema; Ray's own words are kept, its traceback is not."""
-    from jsonschema import ValidationError
+    import ray.autoscaler
+    from jsonschema import ValidationError, validate
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     _check_provider(path, tree)
     logging.getLogger("ray.autoscaler").setLevel(logging.ERROR)  # it tells what it fills in
+    schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
     told = io.StringIO()
     try:
+        # as it is, which names the place of a mistake; then as Ray fills it in (min_workers is gone by then)
+        validate({key: value for key, value in tree.items() if key != "min_workers"}, schema)
         with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
             validate_config(prepare_config(tree))
     except ValidationError as error:
