@@ -23,7 +23,7 @@ test-slow: $(STAMP)
 
 # three hosts made of namespaces, each with its own sshd: needs root, openssh-server, rsync, iproute2 (`make test-deps`)
 test-cluster: $(STAMP)
-	$(BIN)/python -m pytest -m cluster tests/cluster
+	$(BIN)/python -m pytest -m cluster -n 2 --dist loadfile -rP tests/cluster
 
 setup: $(STAMP)
 
