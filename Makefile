@@ -8,7 +8,7 @@ SUDO   ?= $(shell test "$$(id -u)" = 0 || echo sudo)
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 
-.PHONY: run test test-slow setup check bench chaos test-deps clean
+.PHONY: run test test-slow test-cluster wheel setup check bench chaos test-deps clean
 
 run: $(STAMP)
 	@test -e $(RUN)/summary.json || $(BIN)/airmoe train --config $(CONFIG) --run $(RUN) $(ARGS) \
@@ -21,7 +21,18 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
+# three hosts made of namespaces, each with its own sshd: needs root, openssh-server, rsync, iproute2 (`make test-deps`)
+test-cluster: $(STAMP)
+	$(BIN)/python -m pytest -m cluster -n 2 --dist loadfile -rP tests/cluster
+
 setup: $(STAMP)
+
+# what `ray up` sends to the hosts: the project, and the versions it was tested with
+wheel: $(STAMP)
+	@rm -rf build dist
+	@$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@cp constraints.txt dist/
+	@ls dist/*.whl
 
 # speed as ratios, of a trained run; exits 1 where a target is missed
 bench: $(STAMP)
@@ -46,10 +57,11 @@ check: $(STAMP)
 	$(BIN)/mypy
 
 test-deps:
-	@command -v prometheus >/dev/null && command -v chromium >/dev/null && command -v curl >/dev/null || \
+	@for part in prometheus chromium curl sshd ssh rsync ip unshare pgrep; do \
+		PATH="$$PATH:/usr/sbin:/sbin" command -v $$part >/dev/null || missing=yes; done; test -z "$$missing" || \
 		{ $(SUDO) apt-get update -qq && \
 		  $(SUDO) env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-			prometheus chromium curl; }  # RUNLEVEL=1: installs, starts no service
+			prometheus chromium curl openssh-server openssh-client rsync iproute2 util-linux procps; }  # RUNLEVEL=1: installs, starts no service
 
 clean:
 	rm -rf .venv .airmoe runs segmented build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -37,11 +37,21 @@ def reserve(plan: Plan, config: ClusterConfig, *, wait_s: float = 0.0) -> Placem
 
 
 def _bundles(plan: Plan) -> list[dict[str, float]]:
-    bundles = [{"CPU": plan.cpus, "GPU": plan.gpus_per_cloud}, {"CPU": plan.cpus}]
+    home = _home(plan)
+    bundles = [{"CPU": plan.cpus, "GPU": plan.gpus_per_cloud, **home}, {"CPU": plan.cpus, **home}]
     for host in plan.hosts:
         pinned = {host.pin: PIN_SHARE} if host.pin else {}
         bundles.append({"CPU": plan.cpus, "GPU": plan.gpus_per_expert, **pinned})
     return [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
+
+
+def _home(plan: Plan) -> dict[str, float]:
+    """For cloud and channel: the front end's own node, if it has room. Losing any other one then costs experts only."""
+    here = ray.get_runtime_context().get_node_id()
+    found = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)  # type: ignore[no-untyped-call]
+    fits = found.get("CPU", 0.0) >= 2 * plan.cpus and found.get("GPU", 0.0) >= plan.gpus_per_cloud
+    names = [name for name in found if name.startswith("node:") and name != "node:__internal_head__"]
+    return {names[0]: PIN_SHARE} if fits and names else {}
 
 
 def _await(group: PlacementGroup, plan: Plan, wait_s: float, *, grows: bool) -> None:

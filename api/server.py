@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 import uvicorn
 
 from actors.cluster import cluster
+from actors.cluster import nodes as joined
 from actors.supervisor import Supervisor
 from actors.system import System
 from airmoe_ray.config import Config
@@ -21,6 +23,7 @@ from api.admin import admin_token
 from api.app import create_app
 from api.service import Service
 
+log = logging.getLogger("airmoe")
 Progress = Callable[[int, int], None]
 _DRAIN_S = 20  # how long open requests may take after SIGTERM
 
@@ -29,8 +32,8 @@ def check_bind(config: Config, host: str, port: int) -> None:
     """Refuse what would be unsafe or cannot work, before anything starts."""
     if not _is_loopback(host) and not config.serve.api_keys:
         raise UserError(
-            f"--host {host}: reachable from other machines, and no key is set; add --set serve.api_keys=[KEY], or bind "
-            "to 127.0.0.1"
+            f"--host {host}: reachable from other machines, and no key is set; put one into AIRMOE_API_KEY or "
+            "--set serve.api_keys=[KEY], or bind to 127.0.0.1"
         )
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -48,15 +51,20 @@ def serve(
     port: int,
     *,
     address: str | None = None,
+    nodes: int = 1,
     progress: Progress | None = None,
     announce: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; blocks. `state` is the folder for the server's own files."""
+    """Serve until SIGINT or SIGTERM; blocks. `state` is the folder for the server's own files.
+
+    `nodes`: how many must have joined before experts are placed, so that they are spread over all of them.
+    """
     torch.set_num_threads(1)  # masks are made on threads beside each other; the cores belong to the actors
     with cluster(address):
         # Ray's own handler prints a stack trace; uvicorn drains first, then raises the signal again for this one
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         try:
+            _await_nodes(nodes, system.config.cluster.start_deadline_s)
             # a cluster of our own never grows; one that was joined may have an autoscaler
             hosts = system.start(progress, wait_s=system.config.cluster.autoscale_wait_s if address else 0.0)
             with admin_token(state, system.config, host, port) as token:
@@ -65,6 +73,16 @@ def serve(
                     loop.run(_serve(system, hosts, token, host, port))
         finally:
             system.stop()
+
+
+def _await_nodes(wanted: int, deadline_s: float) -> None:
+    """Wait for a cluster to be whole; what is missing at the deadline is told, and done without."""
+    until = time.monotonic() + deadline_s
+    while (here := len(joined())) < wanted:
+        if time.monotonic() > until:
+            log.warning("%d of %d nodes have joined within %g s; going on with these", here, wanted, deadline_s)
+            return
+        time.sleep(0.5)
 
 
 async def _serve(system: System, hosts: dict, token: str, host: str, port: int) -> None:  # type: ignore[type-arg]

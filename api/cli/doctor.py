@@ -5,34 +5,37 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
 from airmoe_ray.errors import UserError
 from airmoe_ray.ledger import check_budget
-from api.cli.common import DEFAULT_PORT, ConfigOption, JsonOption, SetOption, print_json, stdout
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One check."""
-
-    check: str
-    ok: bool
-    message: str  # what was found, and where it failed what to do
+from api.cli.common import DEFAULT_PORT, ConfigOption, JsonOption, SetOption
+from api.cli.findings import examine, report
 
 
 def doctor(
     config: ConfigOption = None,
     overrides: SetOption = [],  # noqa: B006  typer copies it
+    cluster: Annotated[
+        Path | None, typer.Option(help="Check this file for `ray up`, or for KubeRay, and the hosts it names instead.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check Python, torch, Ray, GPUs, the backbone, the dataset, disk and port; exit code 1 if one needs attention."""
+    """Check Python, torch, Ray, GPUs, the backbone, the dataset, disk and port; exit code 1 if one needs attention.
+
+    With --cluster: the cluster file, ssh, versions, GPUs, token, ports and folders of every host. Settings are those of
+    the run which the file serves; with --config, its dataset must be on every host too.
+    """
+    if cluster is not None:
+        from api.cli.doctor_cluster import examine_cluster
+
+        report(examine_cluster(cluster, config, overrides), as_json=as_json)
+        return
     settings = load_config(config, overrides)
     checks: dict[str, Callable[[], str]] = {
         "python": _python,
@@ -45,22 +48,7 @@ def doctor(
         "cache folder": lambda: _cache(settings),
         "port": lambda: _port(settings),
     }
-    findings = [_run(name, check) for name, check in checks.items()]
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    else:
-        for finding in findings:
-            mark = "[green]ok  [/green]" if finding.ok else "[red]fail[/red]"
-            stdout.print(f"{mark} {finding.check:<15} {escape(finding.message)}")
-    if not all(finding.ok for finding in findings):
-        raise typer.Exit(1)
-
-
-def _run(name: str, check: Callable[[], str]) -> Finding:
-    try:
-        return Finding(name, True, check())
-    except (UserError, OSError, ImportError) as error:
-        return Finding(name, False, str(error))
+    report([examine(name, check) for name, check in checks.items()], as_json=as_json)
 
 
 def _python() -> str:

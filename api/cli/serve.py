@@ -5,24 +5,33 @@ from typing import Annotated
 
 import typer
 
+from airmoe_ray.config import Config
 from api.cli.common import DEFAULT_PORT, Checkpoint, CheckpointOption, SetOption, checkpoint_of, stderr, terminal
 
 
 def serve(
     run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback need serve.api_keys.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
     address: Annotated[
         str | None, typer.Option(help="Join this Ray cluster (auto, host:port) instead of starting one here.")
     ] = None,
     checkpoint: CheckpointOption = Checkpoint.LAST,
+    nodes: Annotated[
+        int, typer.Option(min=1, help="Wait until this many nodes have joined, or cluster.start_deadline_s is over.")
+    ] = 1,
+    key: Annotated[
+        str | None, typer.Option(envvar="AIRMOE_API_KEY", help="A key that opens every route, beside serve.api_keys.")
+    ] = None,
+    admin_token: Annotated[
+        str | None, typer.Option(envvar="AIRMOE_ADMIN_TOKEN", help="Admin token, instead of serve.admin_token.")
+    ] = None,
     overrides: SetOption = [],  # noqa: B006  typer copies it
 ) -> None:
     """Serve a run: POST images to /segment, open the page at /.
 
-    Settings are the run's own, with --set on top. Ctrl-C ends it and everything it started.
+    Settings are the run's own, with --set on top. Keys are best given in the environment, where nobody else reads
+    them. Ctrl-C ends it and everything it started.
     """
     # imported late: ray and torch take seconds, and mistakes in the options should not wait for them
     from airmoe_ray.checkpoint import load_checkpoint
@@ -30,7 +39,7 @@ def serve(
 
     folder = checkpoint_of(run, checkpoint)
     stored, _ = load_checkpoint(folder)
-    config = parse_config(stored.model_dump(mode="json"), overrides)
+    config = _with_keys(parse_config(stored.model_dump(mode="json"), overrides), key, admin_token)
     from actors.system import System
     from api.server import check_bind, set_up_logging
     from api.server import serve as serve_run
@@ -54,9 +63,18 @@ def serve(
                 host,
                 port,
                 address=address,
+                nodes=nodes,
                 progress=report.progress("actors ready"),
                 announce=announce,
             )
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
     stderr.print("stopped")
+
+
+def _with_keys(config: Config, key: str | None, admin_token: str | None) -> Config:
+    serve = config.serve
+    given = {"api_keys": [*serve.api_keys, key] if key else serve.api_keys}
+    return config.model_copy(
+        update={"serve": serve.model_copy(update={**given, "admin_token": admin_token or serve.admin_token})}
+    )
