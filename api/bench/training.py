@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 
 from actors.cluster import cluster
+from actors.federated_trainer import FederatedTrainer
 from actors.trainer import train_on_ray
 from airmoe_ray.backbone import load_backbone
+from airmoe_ray.checkpoint import ModelCard
 from airmoe_ray.config import Config
 from airmoe_ray.data import open_dataset
 from airmoe_ray.losses import pixel_cross_entropy
+from airmoe_ray.moe import AirMoE
 from airmoe_ray.run import Run, Silent, open_run, train_epoch, train_run
 from airmoe_ray.sources import OnlineSource
-from airmoe_ray.training import Batch, Schedule
+from airmoe_ray.training import Batch, Learning, Schedule
 from api.bench.figures import Figure, by_turns, ratio
 
 Note = Callable[[str], None]
@@ -56,7 +59,10 @@ def training_figures(config: Config, folder: Path, *, rounds: int, note: Note) -
         "train_limit": compare(bare, 0.85, "train_limit: against the same experts forward and backward, nothing else"),
     }
     note("ray_train_overhead: one worker of Ray Train against this process")
-    figures["ray_train_overhead"] = _ray_overhead(config, folder, rounds)
+    with cluster():
+        figures["ray_train_overhead"] = _ray_overhead(config, folder, rounds)
+        note("federated_overhead: clients that learn in actors of their own against this process")
+        figures["federated_overhead"] = _federated_overhead(config, folder / "apart", rounds)
     return figures
 
 
@@ -141,9 +147,29 @@ def _ray_overhead(config: Config, folder: Path, rounds: int) -> Figure:
         train_run(config, place)
         return _steady(place)
 
-    with cluster():
-        pairs = by_turns(on_ray, here, rounds)
+    pairs = by_turns(on_ray, here, rounds)
     return ratio(pairs, target=0.95, better="higher", **_medians(pairs, "ray_train", "local"))
+
+
+def _federated_overhead(config: Config, folder: Path, rounds: int) -> Figure:
+    """Time per epoch, with the clients there already."""
+    here = open_run(config, folder / "here", resume=False, report=Silent())
+
+    def federation(model: AirMoE, card: ModelCard, total_steps: int, class_weight_C: Tensor | None) -> Learning:
+        return FederatedTrainer(
+            model, config, card, total_steps=total_steps, class_weight_C=class_weight_C, report=Silent()
+        )
+
+    apart = open_run(config, folder / "apart", resume=False, report=Silent(), federation=federation)
+    try:
+        _rate(replace(apart, validation=None))
+        rates = by_turns(
+            lambda: _rate(replace(apart, validation=None)), lambda: _rate(replace(here, validation=None)), rounds
+        )
+    finally:
+        apart.trainer.close()
+    times = [(1 / a, 1 / b) for a, b in rates]
+    return ratio(times, target=1.5, better="lower", **_medians(rates, "federated", "local"))
 
 
 def _steady(run: Path) -> float:

@@ -28,6 +28,9 @@ def train(
             min=1, help="Workers that share each batch; the curve is that of one. Default: one per GPU, or one."
         ),
     ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Join this Ray cluster (auto, host:port) instead of starting one here.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model; writes DIR/{config.yaml,metrics.jsonl,summary.json,checkpoint/,checkpoint-best/}."""
@@ -38,17 +41,18 @@ def train(
             raise UserError(f"{run}: no run to resume here (no config.yaml); leave --resume away to start one")
         config = str(stored)
     settings = load_config(config, overrides)
-    if workers is not None and settings.train.engine == "local":
-        raise UserError(
-            f"--workers {workers}: train.engine = local is one process; leave --workers out, or set train.engine=ray"
-        )
+    for option, value in (("--workers", workers), ("--address", address)):
+        if value is not None and settings.train.engine == "local":
+            raise UserError(
+                f"{option} {value}: train.engine = local is one process; leave {option} out, or set train.engine=ray"
+            )
     if workers is not None and settings.train.mode == "federated":
         raise UserError(
             f"--workers {workers}: with train.mode = federated every client is a worker; leave --workers out"
         )
     with terminal() as report:
         try:
-            summary = _train(settings, run, workers=workers, resume=resume, report=report)
+            summary = _train(settings, run, workers=workers, resume=resume, address=address, report=report)
         except KeyboardInterrupt:
             saved = (run / "checkpoint").exists()
             how = f"`airmoe train --resume --run {run}` goes on" if saved else "no checkpoint yet, start again"
@@ -59,7 +63,9 @@ def train(
         print_json(summary)
 
 
-def _train(config: Config, run: Path, *, workers: int | None, resume: bool, report: "Reporter") -> dict[str, Any]:
+def _train(
+    config: Config, run: Path, *, workers: int | None, resume: bool, address: str | None, report: "Reporter"
+) -> dict[str, Any]:
     """By the configured engine. Imported late: torch takes seconds, a mistake in the settings is told at once."""
     if config.train.engine == "local":
         from airmoe_ray.run import train_run
@@ -73,11 +79,11 @@ def _train(config: Config, run: Path, *, workers: int | None, resume: bool, repo
     if config.train.mode == "federated":
         from actors.federated_trainer import train_federated
 
-        with cluster():
+        with cluster(address):
             return train_federated(config, run, resume=resume, report=report)
     from actors.trainer import train_on_ray
 
-    with cluster():
+    with cluster(address):
         return train_on_ray(config, run, workers=workers, resume=resume, report=report)
 
 
