@@ -86,7 +86,7 @@ class FederatedTrainer:
         for j, indices in enumerate(data):
             own = own_data(source, query_dist_Sd, indices, self.config)
             for arrays in (own.features, own.query_dists):
-                self.traffic.down("warm start", reals=sum(array.size for array in arrays))
+                self.traffic.warm_start_bits += BITS_PER_REAL * sum(array.size for array in arrays)
             calls.append(self._everybody.host_of(j).handle.warm_start.remote(j, own, weight_C))
         bar = self.report.progress("warm start")
         while calls:
@@ -144,6 +144,8 @@ class FederatedTrainer:
         self.adam.step()
         self.step_count += 1
         self.traffic.images += len(batch.ids_B)
+        hidden = config.experts.count * config.experts.hidden * batch.features_BDhw[:, 0].numel()
+        self.traffic.raw_feature_bits += BITS_PER_REAL * hidden
         self.clients.finished.append(round_.name)
         self._everybody.miss(round_.faults)
         terms = self._terms(own, output, sum(x.frl_term for x in learned.values()))
@@ -166,7 +168,8 @@ class FederatedTrainer:
         return LossTerms(total, own.ce, own.lb, frl, align)
 
     def end_epoch(self) -> None:
-        """Nothing is handed out: there is no common expert."""
+        """Nothing is handed out, there is no common expert; the ledger notes what averaging weights would have sent."""
+        self.traffic.fedavg_bits += BITS_PER_REAL * sum(p.numel() for p in self.model.clients.parameters())
 
     def answering(self) -> RayClients:
         """Clients that only answer, for one batch of validation."""
@@ -175,9 +178,8 @@ class FederatedTrainer:
         return RayClients(self._everybody.roster(), classes=classes, call_s=patience_s)
 
     def account(self) -> dict[str, Any]:
-        """Bits per image so far, beside what averaging weights each epoch or sending raw features would take."""
-        weights = sum(p.numel() for p in self.model.clients.parameters()) * BITS_PER_REAL
-        return {"traffic": self.traffic.summary() | {"fedavg_bits_per_epoch": 2 * weights}}
+        """Bits per image so far."""
+        return {"traffic": self.traffic.summary()}
 
     # the operator's copies, outside the protocol
 

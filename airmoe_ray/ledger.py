@@ -78,6 +78,9 @@ class Traffic:
     downlink: Counter[str] = field(default_factory=Counter)
     channel_uses: int = 0
     images: int = 0
+    warm_start_bits: int = 0  # down, once, before the first step
+    fedavg_bits: int = 0  # up, instead: every client's weights once per epoch
+    raw_feature_bits: int = 0  # up, instead: every client's hidden features
 
     def up(self, kind: str, *, reals: int = 0, bits: int = 0) -> None:
         """From clients to the cloud."""
@@ -88,12 +91,15 @@ class Traffic:
         self.downlink[kind] += reals * BITS_PER_REAL + bits
 
     def summary(self) -> dict[str, float]:
-        """Per image, for the log."""
+        """Per image of the steps, and the warm start as a whole."""
         images = max(self.images, 1)
         return {
             "uplink_bits": self.uplink.total() / images,
             "downlink_bits": self.downlink.total() / images,
             "channel_uses": self.channel_uses / images,
+            "warm_start_bits": self.warm_start_bits,
+            "fedavg_uplink_bits": self.fedavg_bits / images,
+            "raw_features_uplink_bits": self.raw_feature_bits / images,
         }
 
 

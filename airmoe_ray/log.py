@@ -36,8 +36,9 @@ def describe_saving(row: dict[str, Any], loop_s: float) -> str:
 
 
 def _traffic(traffic: dict[str, float]) -> str:
-    up, down = (traffic[key] / 8e3 for key in ("uplink_bits", "downlink_bits"))
-    return f"{up:.1f} kB up, {down:.0f} kB down per image"
+    kinds = ("uplink_bits", "downlink_bits", "fedavg_uplink_bits", "raw_features_uplink_bits")
+    up, down, fedavg, raw = (traffic[key] / 8e3 for key in kinds)
+    return f"per image {up:.1f} kB up (FedAvg {fedavg:.0f}, raw features {raw:.0f}), {down:.0f} kB down"
 
 
 def load_blocks(load_N: Sequence[float]) -> str:
