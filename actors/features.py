@@ -129,7 +129,7 @@ class _Pool:
     """Workers, and what each is busy with."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
-        self.start = start
+        self.start, self.started = start, list[Any]()
         self.busy: dict[Any, tuple[Any, Job | None]] = {}  # worker and job by pending reply; no job: it comes up
         self.idle: list[Any] = []
         self.deaths: Counter[Job | None] = Counter()
@@ -137,6 +137,7 @@ class _Pool:
     def add(self) -> None:
         """Start a worker; where the cluster has no room for it just now, nobody waits for it."""
         worker = self.start()
+        self.started.append(worker)
         self.busy[worker.pid.remote()] = (worker, None)
 
     def run(self, jobs: Sequence[Job], plans: Mapping[View, Plan], progress: Progress) -> None:
@@ -180,5 +181,5 @@ class _Pool:
 
     def close(self) -> None:
         """End all workers: the training wants their cores."""
-        for worker in [*self.idle, *(worker for worker, _ in self.busy.values())]:
+        for worker in self.started:
             ray.kill(worker)
