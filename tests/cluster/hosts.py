@@ -111,7 +111,9 @@ class Host:
         self.outer = outer
         wait_until(lambda: bool(psutil.Process(outer.pid).children()), 10, f"{self.name}'s first process")
         self.pid = psutil.Process(outer.pid).children()[0].pid
-        _run("ip", "link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
+        # the same card after every boot: neighbours remember whose address it was
+        card = ("peer", "name", "eth0", "address", f"02:00:00:00:00:{int(self.address.rpartition('.')[2]):02x}")
+        _run("ip", "link", "add", self.link, "type", "veth", *card, "netns", str(self.pid))
         _run("ip", "link", "set", self.link, "master", self.bridge, "up")
         wait_until(self._listens, 30, f"{self.name}'s sshd")
 
