@@ -138,6 +138,9 @@ class Supervisor:
         if was_up and late:
             self.record({member.instance.key: Fault.LATE})
             return
+        if late and member.health.state is State.STARTING:  # it does not hang, it has yet to be placed
+            log.warning("%s, which an autoscaler may make", member.instance.told("is waiting for room on the cluster"))
+            return
         if not ok and was_up:
             self.record({member.instance.key: Fault.LOST})
             return

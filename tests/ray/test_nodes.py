@@ -1,6 +1,5 @@
 """Several nodes: clients live where they must, a cluster that grows is waited for, and one that shrinks is mended."""
 
-import asyncio
 import logging
 import os
 import signal
@@ -51,17 +50,19 @@ def offering(resource: str) -> str:
     return next(n["NodeID"] for n in ray.nodes() if n["Alive"] and resource in n["Resources"])  # type: ignore[no-untyped-call]
 
 
-def test_pinned_clients_live_on_their_host_also_when_added_or_replicated(
+def test_pinned_clients_live_on_their_host_also_when_added_or_replicated_by_load(
     nodes: Cluster, serve: Callable[..., Any], tmp_path: Path
 ) -> None:
     pin = {1: "site_b", 3: "site_c"}
-    with serve(tmp_path, cluster={"pin": pin, "experts_per_actor": 2}) as service:
+    by_load = {"max_replicas": 2, "rebalance_every_s": 0.5}
+    with serve(tmp_path, cluster={"pin": pin, "experts_per_actor": 2, **by_load}) as service:
         assert (home(service, 1), home(service, 3)) == (offering("site_b"), offering("site_c"))
         assert home(service, 0) == home(service, 2)  # a pack of those that may live anywhere
         service.run(service.supervisor.scale(3))
         service.run(service.supervisor.scale(4))
-        service.run(service.supervisor.replicate(1, 2))
-        service.wait(lambda: service.all_up() and service.status()[1].replicas == 2)
+        for _ in range(20):
+            service.supervisor.load.add((1,))
+        service.wait(lambda: service.all_up() and service.status()[1].replicas == 2, within_s=60)
         assert home(service, 3) == offering("site_c")
         homes = {m.seen.node_id for m in service.supervisor.members.values() if 1 in m.instance.clients}
         assert homes == {offering("site_b")}
@@ -156,10 +157,9 @@ def resources() -> dict[str, float]:
 def test_the_experts_of_a_lost_node_come_back_elsewhere_while_requests_are_answered(
     nodes: Cluster, serve: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with serve(tmp_path, cluster={"placement": "spread", "max_replicas": 2, "rebalance_every_s": 0.5}) as service:
+    with serve(tmp_path, cluster={"placement": "spread"}) as service:
         homes = [home(service, client) for client in range(4)]
         assert len(set(homes)) == 3
-        hot = load_until_replicated(service)
         lost = next(node for node in nodes.worker_nodes if node.node_id in homes)
         nodes.remove_node(lost, allow_graceful=False)
         started, answers = time.monotonic(), []
@@ -168,17 +168,4 @@ def test_the_experts_of_a_lost_node_come_back_elsewhere_while_requests_are_answe
             answers.append(service.segment(len(answers)))
         print(f"experts of the lost node up again after {time.monotonic() - started:.1f} s, {len(answers)} answers")
         assert all(isinstance(answer, Answer) for answer in answers)
-        service.wait(lambda: service.status()[hot].replicas == 2)
         assert service.agrees(service.segment(5), service.expected(5))
-
-
-def load_until_replicated(service: Any) -> int:
-    """The same image again and again makes its experts hot; one of them once it has a replica."""
-    answer = service.segment(5)
-    hot = max(answer.clients, key=lambda client: client.weight).id
-    until = time.monotonic() + 60
-    while service.status()[hot].replicas < 2:
-        assert time.monotonic() < until
-        service.run(asyncio.sleep(0))
-        service.segment(5, top_k=1)
-    return int(hot)
