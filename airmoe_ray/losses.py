@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate
 
 from airmoe_ray.clients import LocalRound
-from airmoe_ray.config import Config
+from airmoe_ray.config import Config, TrainConfig
 from airmoe_ray.data.base import IGNORE
 from airmoe_ray.frl import FeatureRetrievalLibrary
 from airmoe_ray.moe import AirMoE, AirMoEOutput
@@ -27,6 +27,12 @@ class LossTerms(NamedTuple):
     lb: Tensor
     frl: Tensor
     align: Tensor
+    shared: Tensor  # cross-entropy of the cloud's head on its own
+
+    def weighed(self, train: TrainConfig) -> "LossTerms":
+        """The same terms with their weighted sum as `total`."""
+        total = self.ce + train.lambda_lb * self.lb + train.lambda_frl * self.frl + train.lambda_align * self.align
+        return self._replace(total=total + train.lambda_shared * self.shared)
 
 
 def pixel_cross_entropy(
@@ -90,14 +96,16 @@ def objective(
 ) -> LossTerms:
     """L = L_CE + lambda_LB L_LB + lambda_FRL L_FRL, Eq. (19), on y^_ota; plus lambda_align mean delta_j.
 
+    Where the cloud has a head of its own, plus lambda_shared times its cross-entropy without the clients.
+
     With several workers this is one worker's part: counts and u are those of the whole batch, so that gradients add up
     to those of a single worker with all of it.
     """
     train, world = config.train, world or Alone()
-    total, count = pixel_cross_entropy(
-        output.logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C
-    )
-    ce = total / world.total(count).clamp_min(1.0)
+    ce = _mean_cross_entropy(output.logits_BChw, labels_BHW, train, class_weight_C, world)
+    shared = torch.zeros_like(ce)
+    if output.shared_BChw is not None:
+        shared = _mean_cross_entropy(output.shared_BChw, labels_BHW, train, class_weight_C, world)
     lb = load_balance(_batch_mean(output.routing.prob_BN, world))
     frl_term = frl_regulariser(output.round.clients.frl, output.round.alpha_BNM, share=1 / world.size)
     align = alignment(
@@ -107,8 +115,15 @@ def objective(
         temperature=config.routing.norm_temperature,
         world=world,
     )
-    loss = ce + train.lambda_lb * lb + train.lambda_frl * frl_term + train.lambda_align * align
-    return LossTerms(loss, ce, lb, frl_term, align)
+    return LossTerms(ce, ce, lb, frl_term, align, shared).weighed(train)
+
+
+def _mean_cross_entropy(
+    logits_BChw: Tensor, labels_BHW: Tensor, train: TrainConfig, class_weight_C: Tensor | None, world: World
+) -> Tensor:
+    """This worker's part of the mean over the pixels of all of them."""
+    total, count = pixel_cross_entropy(logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C)
+    return total / world.total(count).clamp_min(1.0)
 
 
 def _batch_mean(prob_BN: Tensor, world: World) -> Tensor:
@@ -126,13 +141,20 @@ def shared_objective(
     class_weight_C: Tensor | None = None,
     world: World | None = None,
 ) -> LossTerms:
-    """The loss of one expert that learns for all: cross-entropy on its own output, psi pulled towards the query."""
+    """The loss of one head that learns for all: cross-entropy on its own output, psi pulled towards the query.
+
+    The head is the cloud's own where there is one (it has no psi), else the first client's expert.
+    """
     train, world = model.config.train, world or Alone()
-    with torch.no_grad():
-        query_dist_Bd = model.query(features_BDhw)
-    logits_BChw, psi_Bd = model.clients.experts[0](features_BDhw)
-    total, count = pixel_cross_entropy(logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C)
-    everyone_B1 = torch.ones_like(psi_Bd[:, :1], dtype=torch.bool)
-    align = alignment(query_dist_Bd, psi_Bd[:, None], everyone_B1, temperature=model.query.temperature, world=world)
-    ce, zero = total / world.total(count).clamp_min(1.0), torch.zeros_like(total)
-    return LossTerms(ce + train.lambda_align * align, ce, zero, zero, align)
+    if model.shared is not None:
+        logits_BChw = model.shared(features_BDhw)
+        align = logits_BChw.new_zeros(())
+    else:
+        with torch.no_grad():
+            query_dist_Bd = model.query(features_BDhw)
+        logits_BChw, psi_Bd = model.clients.experts[0](features_BDhw)
+        everyone_B1 = torch.ones_like(psi_Bd[:, :1], dtype=torch.bool)
+        align = alignment(query_dist_Bd, psi_Bd[:, None], everyone_B1, temperature=model.query.temperature, world=world)
+    ce = _mean_cross_entropy(logits_BChw, labels_BHW, train, class_weight_C, world)
+    zero = torch.zeros_like(ce)
+    return LossTerms(ce, ce, zero, zero, align, zero).weighed(train)

@@ -26,6 +26,7 @@ from airmoe_ray.evaluation import validate
 from airmoe_ray.experts import dilations_for
 from airmoe_ray.features import FeatureCache, Progress, cache_bytes, cached_features
 from airmoe_ray.ledger import check_budget
+from airmoe_ray.losses import LossTerms
 from airmoe_ray.metrics import balancedness
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.run_folder import append_row, begin_folder, restore, stored_summary
@@ -188,7 +189,7 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
     begun, steps = time.monotonic(), run.schedule.steps_per_epoch()
     bar = report.progress(f"epoch {epoch + 1}/{run.config.train.epochs}")
     selected_N = np.zeros(run.config.experts.count, dtype=np.int64)
-    terms = torch.zeros(5)
+    terms = torch.zeros(len(LossTerms._fields))
     images = 0
     for step, batch in enumerate(run.schedule.batches(epoch, device=run.device)):
         result = run.trainer.step(batch)
@@ -204,7 +205,7 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
     run.trainer.end_epoch()
     selected_N = run.trainer.world.total(torch.from_numpy(selected_N)).numpy()
     seconds = time.monotonic() - begun
-    names = ("loss", "ce", "lb", "frl", "align")
+    names = ("loss", *LossTerms._fields[1:])
     row: dict[str, Any] = {"epoch": epoch + 1, **dict(zip(names, (terms / steps).tolist(), strict=True))}
     row |= {"images_per_s": images / seconds, "seconds": seconds}
     if selected_N.any():  # else one expert learned for all, and nobody was routed

@@ -65,10 +65,13 @@ class Trainer:
         self.step_count = 0
         self.shared_steps = round(total_steps * config.train.warm_start.shared_epochs / config.train.epochs)
         train, prototypes = config.train, model.clients.frl.prototypes_NMd
+        self.routing = config.routing.model_copy(update={"top_k": train.top_k or config.routing.top_k})
         groups = [
             {"params": list(model.clients.experts.parameters()), "factor": 1.0},
             {"params": list(model.query.parameters()), "factor": train.query_lr_factor},
         ]
+        if model.shared is not None:
+            groups.append({"params": list(model.shared.parameters()), "factor": 1.0})
         # L2 in the gradient (Adam as the paper names it), not decoupled; fused is the fast kernel on CPU and GPU alike
         self.adam = torch.optim.Adam(groups, lr=train.lr, weight_decay=train.weight_decay, fused=True)
         # Adam would rescale lambda_FRL away, and renewal would make its moments stale
@@ -83,9 +86,9 @@ class Trainer:
         self._set_learning_rate()
         if self.step_count < self.shared_steps:
             return self._shared_step(batch)
-        output = self.model(batch.features_BDhw, batch.ids_B)
+        output = self.model(batch.features_BDhw, batch.ids_B, routing_config=self.routing)
         if self.config.train.check_constraints:
-            check_constraints(output, self.config)
+            check_constraints(output, self.config.model_copy(update={"routing": self.routing}))
         loss = objective(
             output, batch.labels_BHW, config=self.config, class_weight_C=self.class_weight_C, world=self.world
         )
@@ -119,12 +122,16 @@ class Trainer:
 
     @torch.no_grad()
     def end_epoch(self) -> None:
-        """After an epoch in which one expert learned for all, every client gets its copy.
+        """After an epoch in which one head learned for all, every client gets its copy, a faint one of the cloud's.
 
         Adam starts afresh with the first routed step: an expert's gradient is then that of its own few samples, and
         second moments of whole batches would hold it back for a thousand steps.
         """
         if not self.shared_steps or self.step_count > self.shared_steps:
+            return
+        if self.model.shared is not None:
+            for expert in self.model.clients.experts:
+                expert.start_from(self.model.shared, self.config.experts.shared_start)
             return
         first, *others = self.model.clients.experts
         for other in others:
@@ -154,10 +161,9 @@ class Trainer:
 
     def _whole(self, loss: LossTerms) -> LossTerms:
         """The terms of the whole batch: parts add up, but for the load balance, which everybody has whole."""
-        ce, frl, align = self.world.total(torch.stack([loss.ce.detach(), loss.frl.detach(), loss.align.detach()]))
-        train, lb = self.config.train, loss.lb.detach()
-        total = ce + train.lambda_lb * lb + train.lambda_frl * frl + train.lambda_align * align
-        return LossTerms(total, ce, lb, frl, align)
+        parts = torch.stack([loss.ce.detach(), loss.frl.detach(), loss.align.detach(), loss.shared.detach()])
+        ce, frl, align, shared = self.world.total(parts)
+        return LossTerms(ce, ce, loss.lb.detach(), frl, align, shared).weighed(self.config.train)
 
     def _images(self, batch: Batch) -> int:
         return int(self.world.total(torch.tensor(len(batch.ids_B), device=batch.features_BDhw.device)))
