@@ -29,6 +29,7 @@ from airmoe_ray.checkpoint import ModelCard, load_cloud, parse_tensors
 from airmoe_ray.config import Config
 from airmoe_ray.device import pick_device
 from airmoe_ray.errors import CheckpointError
+from airmoe_ray.experts import shared_head
 from airmoe_ray.features import to_tensor
 from airmoe_ray.moe import AirMoEOutput, collaborate
 from airmoe_ray.query import Query
@@ -65,8 +66,16 @@ class Cloud(Receiver):
             generator=torch_generator(spec.config.seed, "init/query"),
         )
         self.dtype = next(iter(parse_tensors(content, "cloud").values())).dtype
-        load_cloud(self.query.to(self.dtype), content, "cloud.safetensors")
-        self.query.eval().to(self.device)
+        self.shared = shared_head(
+            spec.config,
+            feature_dim=spec.card.feature_dim,
+            classes=len(spec.card.classes),
+            dilations=spec.card.dilation_rates,
+        )
+        for part in (self.query, self.shared):
+            if part is not None:
+                part.eval().to(self.device, self.dtype)
+        load_cloud(self.query, self.shared, content, "cloud.safetensors")
         self.clients: RayClients | None = None
         self._batches = 0  # under way here
         self._batches_lock = threading.Lock()
@@ -99,6 +108,7 @@ class Cloud(Receiver):
                 routing_config=settings.routing,
                 channel=settings.channel,
                 seed=self.config.seed,
+                shared=self.shared,
             )
             if settings.renew:
                 output.round.renew()

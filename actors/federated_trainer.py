@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from actors.clients import RayClients
 from actors.errors import ChannelLostError, ClusterError, NoExpertsError
@@ -51,7 +51,9 @@ class FederatedTrainer:
         self.model, self.config, self.card, self.total_steps = model, config, card, total_steps
         self.class_weight_C, self.report, self.world = class_weight_C, report, Alone()
         self.step_count = 0
-        self.adam, _ = optimizers([(model.query, config.train.query_lr_factor)], None, config)
+        self.cloud = nn.ModuleDict({"query": model.query} | ({"shared": model.shared} if model.shared else {}))
+        factors = {"query": config.train.query_lr_factor, "shared": 1.0}
+        self.adam, _ = optimizers([(part, factors[name]) for name, part in self.cloud.items()], None, config)
         self.traffic = Traffic()
         self.participants: Participants | None = None
         self._actors = actors  # classes other than the usual ones
@@ -115,9 +117,10 @@ class FederatedTrainer:
             batch.features_BDhw,
             batch.ids_B,
             self.clients,
-            routing_config=config.routing,
+            routing_config=config.train.routing(config.routing),
             channel=config.channel,
             seed=config.seed,
+            shared=self.model.shared,
         )
         round_, routing = output.round, output.routing
         own = cloud_gradients(
@@ -136,6 +139,8 @@ class FederatedTrainer:
         query_grad_Bd = own.query_Bd + sum(torch.from_numpy(x.query_grad_Bd).to(own.query_Bd) for x in learned.values())
         self.adam.zero_grad(set_to_none=True)
         output.query_dist_Bd.backward(query_grad_Bd)
+        if self.model.shared is not None:
+            own.loss.backward()
         if config.train.grad_clip:
             scale = self._clip(sum(x.square_norm for x in learned.values()))
             round_.descend(learned, learning_rate=rate, scale=scale)
@@ -153,7 +158,7 @@ class FederatedTrainer:
 
     def _clip(self, square_norm: float) -> float:
         """Scale of all gradients that keeps their common norm within `grad_clip`; the query's are scaled here."""
-        grads = [parameter.grad for parameter in self.model.query.parameters() if parameter.grad is not None]
+        grads = [p.grad for p in self.cloud.parameters() if p.grad is not None]
         total = (square_norm + float(sum(grad.square().sum() for grad in grads))) ** 0.5
         scale = min(1.0, self.config.train.grad_clip / (total + 1e-6))
         for grad in grads:
@@ -161,11 +166,10 @@ class FederatedTrainer:
         return scale
 
     def _terms(self, own: CloudGradients, output: AirMoEOutput[FederatedRound], frl_term: float) -> LossTerms:
-        train, active_BK = self.config.train, output.routing.active_BK
+        active_BK = output.routing.active_BK
         align = output.delta_BK.masked_fill(~active_BK, 0.0).sum() / active_BK.sum()
         frl = own.ce.new_tensor(frl_term)
-        total = own.ce + train.lambda_lb * own.lb + train.lambda_frl * frl + train.lambda_align * align
-        return LossTerms(total, own.ce, own.lb, frl, align)
+        return LossTerms(own.ce, own.ce, own.lb, frl, align, own.shared).weighed(self.config.train)
 
     def end_epoch(self) -> None:
         """Nothing is handed out, there is no common expert; the ledger notes what averaging weights would have sent."""
@@ -185,7 +189,7 @@ class FederatedTrainer:
 
     def state(self, *, epoch: int) -> TrainerState:
         """Everybody's moments, and the clients' files into `model`: what a checkpoint needs."""
-        moments = {f"query.{name}": value for name, value in stored_moments(self.model.query, self.adam).items()}
+        moments = stored_moments(self.cloud, self.adam)
         for client, (weights, optimizer) in self._everybody.archive().items():
             load_client(self.model.clients, client, weights, f"expert {client}")
             stored = parse_tensors(optimizer, f"optimizer of expert {client}")
@@ -195,8 +199,7 @@ class FederatedTrainer:
     def restore(self, state: TrainerState) -> None:
         """Continue where `state` was taken; `model` holds its weights. The clients start with `begin`."""
         self.step_count = state.step
-        mine = {k.removeprefix("query."): v for k, v in state.optimizer.items() if k.startswith("query.")}
-        restore_moments(self.model.query, self.adam, mine)
+        restore_moments(self.cloud, self.adam, {k: v for k, v in state.optimizer.items() if not k.startswith(_EXPERT)})
         self._start(state.optimizer)
 
     @property

@@ -23,6 +23,7 @@ from airmoe_ray.clients import LocalClients
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import parse_config, read_yaml, to_yaml
 from airmoe_ray.errors import CheckpointError
+from airmoe_ray.experts import Head
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.query import Query
 
@@ -59,9 +60,12 @@ class TrainerState:
     optimizer: dict[str, Tensor]
 
 
-def cloud_tensors(query: Query) -> dict[str, Tensor]:
-    """The cloud's trainable part: the query."""
-    return {f"query.{name}": value for name, value in query.state_dict().items()}
+def cloud_tensors(query: Query, shared: Head | None = None) -> dict[str, Tensor]:
+    """The cloud's trainable part: the query, and its own head where it has one."""
+    tensors = {f"query.{name}": value for name, value in query.state_dict().items()}
+    if shared is not None:
+        tensors |= {f"shared.{name}": value for name, value in shared.state_dict().items()}
+    return tensors
 
 
 def expert_tensors(clients: LocalClients, index: int) -> dict[str, Tensor]:
@@ -106,7 +110,7 @@ def load_checkpoint(folder: Path) -> tuple[Config, ModelCard]:
 
 def load_weights(folder: Path, model: AirMoE) -> None:
     """Fill a model from its checkpoint; every tensor must be there in the right shape."""
-    _assign(cloud_tensors(model.query), *_read(folder / "cloud.safetensors"))
+    _assign(cloud_tensors(model.query, model.shared), *_read(folder / "cloud.safetensors"))
     clients = len(model.clients.experts)
     found = len(list((folder / "experts").glob("expert_*.safetensors")))
     if found != clients:
@@ -133,9 +137,9 @@ def parse_tensors(content: bytes, source: str) -> dict[str, Tensor]:
         raise CheckpointError(f"{source}: cannot be read ({error}); the checkpoint is broken") from None
 
 
-def load_cloud(query: Query, content: bytes, source: str) -> None:
-    """Fill the cloud's query from the bytes of `cloud.safetensors`."""
-    _assign(cloud_tensors(query), parse_tensors(content, source), source)
+def load_cloud(query: Query, shared: Head | None, content: bytes, source: str) -> None:
+    """Fill the cloud's query, and its head if it has one, from the bytes of `cloud.safetensors`."""
+    _assign(cloud_tensors(query, shared), parse_tensors(content, source), source)
 
 
 def load_client(clients: LocalClients, index: int, content: bytes, source: str) -> None:
@@ -172,7 +176,7 @@ def _write_all(fresh: Path, model: AirMoE, card: ModelCard, state: TrainerState 
     (fresh / "experts").mkdir(parents=True)
     _write(fresh / "config.yaml", to_yaml(model.config).encode())
     _write(fresh / "model.json", json.dumps(asdict(card), indent=1).encode())
-    _write(fresh / "cloud.safetensors", serialise(cloud_tensors(model.query)))
+    _write(fresh / "cloud.safetensors", serialise(cloud_tensors(model.query, model.shared)))
     for j in range(len(model.clients.experts)):
         _write(expert_file(fresh, j), serialise(expert_tensors(model.clients, j)))
     if state is not None:

@@ -75,6 +75,11 @@ class ExpertsConfig(Block):
     """Channels of each of the five ASPP branches."""
     dilations: tuple[Positive, Positive, Positive] | None = None
     """Dilations of the three 3x3 branches; unset: (2,4,8) on grids up to 36, else (6,12,18)."""
+    shared: bool = False
+    """A head of the cloud's own beside the clients' (not in the paper): it sees every input and costs no uplink, and
+    the routed experts add what it misses."""
+    shared_start: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Size of a routed expert's initial output beside a shared head, relative to an expert's without one."""
 
 
 class FrlConfig(Block):
@@ -198,6 +203,12 @@ class TrainConfig(Block):
     """Weight of the FRL term, Eq. (21)."""
     lambda_align: NonNegative = 0.5
     """Weight of the mean divergence delta_j, which keeps psi in the query's space (0 in the paper)."""
+    lambda_shared: NonNegative = 1.0
+    """Weight of the cross-entropy of the cloud's head on its own, where it has one: experts then add to a head that can
+    answer alone."""
+    top_k: Positive | None = None
+    """K while training; unset: `routing.top_k`. Time per step grows with K, and a larger K when answering averages
+    more experts."""
     loss_stride: Literal[1, 2, 4, 8] = 2
     """Cross-entropy is taken on every n-th pixel row and column of the label."""
     class_balance: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -218,6 +229,11 @@ class TrainConfig(Block):
     every operation, and then for the others' turn as well."""
     device: str = "auto"
     """`auto` takes a GPU when there is one; or `cpu`, `cuda:1`, …"""
+
+    def routing(self, answering: RoutingConfig) -> RoutingConfig:
+        """Of the steps, given that of answers: with its own K, if there is one."""
+        return answering.model_copy(update={"top_k": self.top_k or answering.top_k})
+
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the experts' convolutions in training; routing, statistics, FRL and channel stay in float32.
     `auto` is bfloat16 on GPUs that have it."""
@@ -330,6 +346,10 @@ class Config(Block):
             raise ValueError(f"routing.top_k = {k} is more than experts.count = {n}; lower K or add clients")
         if self.train.mode == "federated":
             self._check_federated()
+        if self.train.top_k is not None and self.train.top_k > n:
+            raise ValueError(
+                f"train.top_k = {self.train.top_k} is more than experts.count = {n}; lower K or add clients"
+            )
         shared, epochs = self.train.warm_start.shared_epochs, self.train.epochs
         if shared > epochs:
             raise ValueError(f"train.warm_start.shared_epochs = {shared} is more than train.epochs = {epochs}")

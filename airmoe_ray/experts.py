@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from airmoe_ray.config import ExpertsConfig
+from airmoe_ray.config import Config, ExpertsConfig
 from airmoe_ray.device import pick_precision
 from airmoe_ray.frl import clip_norm
+from airmoe_ray.rng import torch_generator
 
 _LARGE_GRID = 36  # cells; beyond it the published dilations (6, 12, 18) fit
 
@@ -57,6 +58,34 @@ class Encoder(nn.Module):
         return hidden
 
 
+class Head(nn.Module):
+    """Encoder and decoder: all that the cloud's own head is (`experts.shared`)."""
+
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        *,
+        feature_dim: int,
+        classes: int,
+        dilations: tuple[int, int, int],
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(feature_dim, config.hidden, config.width, dilations)
+        self.decoder = nn.Conv2d(config.hidden, classes, 1)
+        initialise(self, generator)
+
+    def forward(self, features_BDhw: Tensor) -> Tensor:
+        """Logits at feature resolution, (B, C, h, w)."""
+        logits_BChw: Tensor = self.decoder(self.encoder(features_BDhw))
+        return logits_BChw
+
+    def faint_copy(self, size: float) -> dict[str, Tensor]:
+        """The state of a head that gives `size` times these logits."""
+        state = self.state_dict()
+        return {name: size * value if name.startswith("decoder.") else value for name, value in state.items()}
+
+
 class Expert(nn.Module):
     """Enc_j, Dec_j and psi_j of one client."""
 
@@ -77,7 +106,9 @@ class Expert(nn.Module):
         self.encoder = Encoder(feature_dim, config.hidden, config.width, dilations)
         self.decoder = nn.Conv2d(config.hidden, classes, 1)
         self.psi = nn.Linear(config.hidden, dim)
-        self._initialise(generator)
+        initialise(self, generator)
+        if config.shared:  # small, not zero: silence has no energy, and power control divides by it
+            self.decoder.weight.data *= config.shared_start
 
     def forward(self, features_BDhw: Tensor) -> ExpertOutput:
         r"""h_j = Enc_j(F), y_j = Dec_j(h_j), psi_j(h_j) with norm clipped to C_p, Eq. (11)-(13)."""
@@ -89,16 +120,30 @@ class Expert(nn.Module):
         psi_Bd = clip_norm(self.psi(hidden_Bhw.mean(dim=(2, 3), dtype=full)), self.bound)
         return ExpertOutput(logits_BChw.to(full), psi_Bd)
 
-    @torch.no_grad()
-    def _initialise(self, generator: torch.Generator) -> None:
-        """He initialisation from the given stream; biases zero. Draws happen in a fixed order of parameters."""
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                fan_in = module.weight[0].numel()
-                gain = 2.0 if isinstance(module, nn.Conv2d) and module is not self.decoder else 1.0
-                module.weight.normal_(std=(gain / fan_in) ** 0.5, generator=generator)
-                if module.bias is not None:
-                    module.bias.zero_()
+
+@torch.no_grad()
+def initialise(model: Head | Expert, generator: torch.Generator) -> None:
+    """He initialisation from the given stream; biases zero. Draws happen in a fixed order of parameters."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            fan_in = module.weight[0].numel()
+            gain = 2.0 if isinstance(module, nn.Conv2d) and module is not model.decoder else 1.0
+            module.weight.normal_(std=(gain / fan_in) ** 0.5, generator=generator)
+            if module.bias is not None:
+                module.bias.zero_()
+
+
+def shared_head(config: Config, *, feature_dim: int, classes: int, dilations: tuple[int, int, int]) -> Head | None:
+    """The cloud's own head, where the configuration has one."""
+    if not config.experts.shared:
+        return None
+    return Head(
+        config.experts,
+        feature_dim=feature_dim,
+        classes=classes,
+        dilations=dilations,
+        generator=torch_generator(config.seed, "init/shared"),
+    )
 
 
 def set_precision(experts: nn.ModuleList, name: str) -> None:

@@ -15,17 +15,20 @@ from torch import Tensor
 from airmoe_ray.aggregation import fusion_weights
 from airmoe_ray.clients import LocalClients
 from airmoe_ray.config import ChannelConfig, Config
-from airmoe_ray.losses import frl_regulariser, load_balance, pixel_cross_entropy
+from airmoe_ray.losses import frl_regulariser, load_balance, mean_cross_entropy
 from airmoe_ray.moe import AirMoEOutput
 from airmoe_ray.power import capacity, receive_scale
 from airmoe_ray.statistics import js_divergence, norm
+from airmoe_ray.world import Alone
 
 
 class CloudGradients(NamedTuple):
     """What the cloud knows before it asks anybody: its own loss terms and their derivatives."""
 
+    loss: Tensor  # of the cloud's own head, if it has one: with its graph
     ce: Tensor
     lb: Tensor
+    shared: Tensor  # cross-entropy of the cloud's head on its own
     logits_BChw: Tensor  # g = dL_CE/dy^, broadcast to the routed clients
     query_Bd: Tensor  # the cloud's own part of dL/dQ
     stat_BNd: Tensor  # dL_LB/dP_j, each client gets its own
@@ -47,17 +50,25 @@ def cloud_gradients(
     class_weight_C: Tensor | None = None,
 ) -> CloudGradients:
     """L_CE by y^ and lambda_LB L_LB by Q and P_j, Eq. (19)-(20); `stat_BNd` is the leaf that the router read."""
-    logits_BChw = output.logits_BChw.detach().requires_grad_()
-    total, count = pixel_cross_entropy(
-        logits_BChw, labels_BHW, stride=config.train.loss_stride, class_weight_C=class_weight_C
-    )
-    ce = total / count.clamp_min(1.0)
-    (g_BChw,) = torch.autograd.grad(ce, logits_BChw)
+    from_air_BChw = _from_air(output).requires_grad_()
+    own_BChw = torch.zeros_like(from_air_BChw) if output.shared_BChw is None else output.shared_BChw
+    ce = mean_cross_entropy(from_air_BChw + own_BChw, labels_BHW, config.train, class_weight_C, Alone())
+    (g_BChw,) = torch.autograd.grad(ce, from_air_BChw, retain_graph=True)
+    loss, shared = ce, torch.zeros_like(ce)
+    if output.shared_BChw is not None:
+        shared = mean_cross_entropy(own_BChw, labels_BHW, config.train, class_weight_C, Alone())
+        loss = ce + config.train.lambda_shared * shared
     lb = load_balance(output.routing.prob_BN.mean(dim=0))
     query_Bd, stat_grad_BNd = torch.autograd.grad(
         config.train.lambda_lb * lb, (output.query_dist_Bd, stat_BNd), retain_graph=True
     )
-    return CloudGradients(ce.detach(), lb.detach(), g_BChw, query_Bd, stat_grad_BNd)
+    return CloudGradients(loss, ce.detach(), lb.detach(), shared.detach(), g_BChw, query_Bd, stat_grad_BNd)
+
+
+def _from_air(output: AirMoEOutput[Any]) -> Tensor:
+    """y^_ota: what was received, without what the cloud's own head adds."""
+    logits_BChw = output.logits_BChw.detach()
+    return logits_BChw if output.shared_BChw is None else logits_BChw - output.shared_BChw.detach()
 
 
 def report_gradients(
@@ -80,7 +91,7 @@ def report_gradients(
     total = fused_B.sum()
     if config.channel.rho_grad and config.channel.kind == "air":
         rho_B = receive_scale(limit_BK, beta_BK, active_BK)
-        noise_B = ((g_BChw * output.logits_BChw).sum(dim=(1, 2, 3)) - fused_B).detach()
+        noise_B = ((g_BChw * _from_air(output)).sum(dim=(1, 2, 3)) - fused_B).detach()
         total = total + (noise_B * (rho_B.detach() / rho_B).sqrt()).sum()
     found = torch.autograd.grad(total, (delta_BK, limit_BK), allow_unused=True, materialize_grads=True)
     return ReportGradients(*found)

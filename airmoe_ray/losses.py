@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, interpolate
 
 from airmoe_ray.clients import LocalRound
-from airmoe_ray.config import Config
+from airmoe_ray.config import Config, TrainConfig
 from airmoe_ray.data.base import IGNORE
-from airmoe_ray.experts import Expert
+from airmoe_ray.experts import Expert, Head
 from airmoe_ray.frl import FeatureRetrievalLibrary
 from airmoe_ray.moe import AirMoEOutput
 from airmoe_ray.statistics import entropy, js_divergence, norm
@@ -28,6 +28,12 @@ class LossTerms(NamedTuple):
     lb: Tensor
     frl: Tensor
     align: Tensor
+    shared: Tensor  # cross-entropy of the cloud's head on its own
+
+    def weighed(self, train: TrainConfig) -> "LossTerms":
+        """The same terms with their weighted sum as `total`."""
+        total = self.ce + train.lambda_lb * self.lb + train.lambda_frl * self.frl + train.lambda_align * self.align
+        return self._replace(total=total + train.lambda_shared * self.shared)
 
 
 def pixel_cross_entropy(
@@ -91,14 +97,16 @@ def objective(
 ) -> LossTerms:
     """L = L_CE + lambda_LB L_LB + lambda_FRL L_FRL, Eq. (19), on y^_ota; plus lambda_align mean delta_j.
 
+    Where the cloud has a head of its own, plus lambda_shared times its cross-entropy without the clients.
+
     With several workers this is one worker's part: counts and u are those of the whole batch, so that gradients add up
     to those of a single worker with all of it.
     """
     train, world = config.train, world or Alone()
-    total, count = pixel_cross_entropy(
-        output.logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C
-    )
-    ce = total / world.total(count).clamp_min(1.0)
+    ce = mean_cross_entropy(output.logits_BChw, labels_BHW, train, class_weight_C, world)
+    shared = torch.zeros_like(ce)
+    if output.shared_BChw is not None:
+        shared = mean_cross_entropy(output.shared_BChw, labels_BHW, train, class_weight_C, world)
     lb = load_balance(_batch_mean(output.routing.prob_BN, world))
     frl_term = frl_regulariser(output.round.clients.frl, output.round.alpha_BNM, share=1 / world.size)
     align = alignment(
@@ -108,8 +116,15 @@ def objective(
         temperature=config.routing.norm_temperature,
         world=world,
     )
-    loss = ce + train.lambda_lb * lb + train.lambda_frl * frl_term + train.lambda_align * align
-    return LossTerms(loss, ce, lb, frl_term, align)
+    return LossTerms(ce, ce, lb, frl_term, align, shared).weighed(train)
+
+
+def mean_cross_entropy(
+    logits_BChw: Tensor, labels_BHW: Tensor, train: TrainConfig, class_weight_C: Tensor | None, world: World
+) -> Tensor:
+    """This worker's part of the mean over the pixels of all of them."""
+    total, count = pixel_cross_entropy(logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C)
+    return total / world.total(count).clamp_min(1.0)
 
 
 def _batch_mean(prob_BN: Tensor, world: World) -> Tensor:
@@ -117,6 +132,21 @@ def _batch_mean(prob_BN: Tensor, world: World) -> Tensor:
     own_N = prob_BN.sum(dim=0)
     others_N = world.total(own_N) - own_N.detach()
     return (own_N + others_N) / world.total(own_N.new_tensor(len(prob_BN)))
+
+
+def head_objective(
+    head: Head,
+    features_BDhw: Tensor,
+    labels_BHW: Tensor,
+    *,
+    config: Config,
+    class_weight_C: Tensor | None = None,
+    world: World | None = None,
+) -> LossTerms:
+    """The loss of the cloud's head by itself."""
+    ce = mean_cross_entropy(head(features_BDhw), labels_BHW, config.train, class_weight_C, world or Alone())
+    zero = torch.zeros_like(ce)
+    return LossTerms(ce, ce, zero, zero, zero, zero)
 
 
 def solo_objective(
@@ -132,9 +162,9 @@ def solo_objective(
     """The loss of one expert by itself: cross-entropy on its own output, psi pulled towards the query."""
     train, world = config.train, world or Alone()
     logits_BChw, psi_Bd = expert(features_BDhw)
-    total, count = pixel_cross_entropy(logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C)
     everyone_B1 = torch.ones_like(psi_Bd[:, :1], dtype=torch.bool)
     temperature = config.routing.norm_temperature
     align = alignment(query_dist_Bd, psi_Bd[:, None], everyone_B1, temperature=temperature, world=world)
-    ce, zero = total / world.total(count).clamp_min(1.0), torch.zeros_like(total)
-    return LossTerms(ce + train.lambda_align * align, ce, zero, zero, align)
+    ce = mean_cross_entropy(logits_BChw, labels_BHW, train, class_weight_C, world)
+    zero = torch.zeros_like(ce)
+    return LossTerms(ce, ce, zero, zero, align, zero).weighed(train)

@@ -15,6 +15,7 @@ from airmoe_ray.aggregation import fusion_weights, receive
 from airmoe_ray.channel import Received
 from airmoe_ray.clients import LocalClients, LocalRound, Reading, Report
 from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
+from airmoe_ray.experts import Head, shared_head
 from airmoe_ray.power import receive_scale
 from airmoe_ray.query import Query
 from airmoe_ray.rng import complex_normal_BN, torch_generator
@@ -60,7 +61,7 @@ class Clients(Protocol[R_co]):
 class AirMoEOutput(Generic[R_co]):
     """The fused logits and the account of how they came about."""
 
-    logits_BChw: Tensor  # y^_ota
+    logits_BChw: Tensor  # y^_ota, plus the cloud's own where it has a head
     query_dist_Bd: Tensor
     routing: Routing
     delta_BK: Tensor  # D_JS(Q || R_j); meaningful where active
@@ -68,6 +69,7 @@ class AirMoEOutput(Generic[R_co]):
     rho_B: Tensor
     nmse_B: Tensor
     round: R_co
+    shared_BChw: Tensor | None = None  # the cloud's own logits
 
 
 def collaborate(
@@ -79,8 +81,12 @@ def collaborate(
     routing_config: RoutingConfig,
     channel: ChannelConfig,
     seed: int,
+    shared: Head | None = None,
 ) -> AirMoEOutput[R_co]:
-    """Algorithm 1 for one mini-batch, from the broadcast of (Q, F) to the fused logits."""
+    """Algorithm 1 for one mini-batch, from the broadcast of (Q, F) to the fused logits.
+
+    With a `shared` head the cloud adds its own logits to what the air delivers.
+    """
     round_ = clients.begin(ids_B, channel)
 
     reading = round_.read(query_dist_Bd)  # Eq. (3)-(4), (7)
@@ -108,7 +114,11 @@ def collaborate(
         routing = replace(routing, active_BK=routing.active_BK & ~received.lost_BK)
     logits_BChw = receive(received.signal_BChw, rho_B) if channel.kind == "air" else received.signal_BChw  # Eq. (18)
     nmse_B = received.error_energy_B / received.clean_energy_B.clamp_min(torch.finfo(logits_BChw.dtype).tiny)
-    return AirMoEOutput(logits_BChw, query_dist_Bd, routing, delta_BK, beta_BK, rho_B, nmse_B, round_)
+    shared_BChw = None
+    if shared is not None:
+        shared_BChw = shared(features_BDhw)
+        logits_BChw = logits_BChw + shared_BChw
+    return AirMoEOutput(logits_BChw, query_dist_Bd, routing, delta_BK, beta_BK, rho_B, nmse_B, round_, shared_BChw)
 
 
 def _random_priority(stat_BNd: Tensor, ids_B: Sequence[int], seed: int) -> Tensor:
@@ -129,6 +139,7 @@ class AirMoE(nn.Module):
             temperature=config.routing.norm_temperature,
             generator=torch_generator(config.seed, "init/query"),
         )
+        self.shared = shared_head(config, feature_dim=feature_dim, classes=classes, dilations=dilations)
         self.clients = LocalClients(config, feature_dim=feature_dim, classes=classes, dilations=dilations)
 
     def forward(
@@ -148,4 +159,5 @@ class AirMoE(nn.Module):
             routing_config=routing_config or self.config.routing,
             channel=channel or self.config.channel,
             seed=self.config.seed,
+            shared=self.shared,
         )

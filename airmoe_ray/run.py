@@ -235,7 +235,7 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
     bar = report.progress(f"epoch {epoch + 1}/{run.config.train.epochs}")
     # summed where the model is: a GPU need not wait for the log
     selected_N = torch.zeros(run.config.experts.count, dtype=torch.int64, device=run.device)
-    terms = torch.zeros(5, device=run.device)
+    terms = torch.zeros(len(LossTerms._fields), device=run.device)
     batches = run.schedule.batches(epoch, device=run.device)
     for step, batch in enumerate(ahead(batches) if run.config.train.cache else batches, start=1):
         result = run.trainer.step(batch)

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from airmoe_ray.checkpoint import TrainerState
 from airmoe_ray.config import Config
 from airmoe_ray.constraints import check_constraints
 from airmoe_ray.data.base import IGNORE
 from airmoe_ray.experts import Expert, set_precision
-from airmoe_ray.losses import LossTerms, objective, solo_objective
+from airmoe_ray.losses import LossTerms, head_objective, objective, solo_objective
 from airmoe_ray.moe import AirMoE, Clients
 from airmoe_ray.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
 from airmoe_ray.rng import generator, training_id
@@ -116,7 +116,13 @@ class Trainer:
         self.class_weight_C = class_weight_C
         self.step_count = 0
         self.shared_steps = round(total_steps * config.train.warm_start.shared_epochs / config.train.epochs)
-        parts = [(model.clients.experts, 1.0), (model.query, config.train.query_lr_factor)]
+        self.routing = config.train.routing(config.routing)
+        parts: list[tuple[nn.Module, float]] = [
+            (model.clients.experts, 1.0),
+            (model.query, config.train.query_lr_factor),
+        ]
+        if model.shared is not None:
+            parts.append((model.shared, 1.0))
         self.adam, self.sgd = optimizers(parts, model.clients.frl, config)
         set_precision(model.clients.experts, config.train.precision)
 
@@ -144,9 +150,9 @@ class Trainer:
         self._set_learning_rate()
         if self.step_count < self.shared_steps:
             return self._shared_step(batch)
-        output = self.model(batch.features_BDhw, batch.ids_B)
+        output = self.model(batch.features_BDhw, batch.ids_B, routing_config=self.routing)
         if self.config.train.check_constraints:
-            check_constraints(output, self.config)
+            check_constraints(output, self.config.model_copy(update={"routing": self.routing}))
         loss = objective(
             output, batch.labels_BHW, config=self.config, class_weight_C=self.class_weight_C, world=self.world
         )
@@ -158,17 +164,18 @@ class Trainer:
 
     def _shared_step(self, batch: Batch) -> StepResult:
         """One expert learns for all; `end_epoch` hands it out."""
-        with torch.no_grad():
-            query_dist_Bd = self.model.query(batch.features_BDhw)
-        loss = solo_objective(
-            cast(Expert, self.model.clients.experts[0]),
-            query_dist_Bd,
-            batch.features_BDhw,
-            batch.labels_BHW,
-            config=self.config,
-            class_weight_C=self.class_weight_C,
-            world=self.world,
-        )
+        common: dict[str, Any] = {
+            "config": self.config,
+            "class_weight_C": self.class_weight_C,
+            "world": self.world,
+        }
+        if self.model.shared is not None:
+            loss = head_objective(self.model.shared, batch.features_BDhw, batch.labels_BHW, **common)
+        else:
+            with torch.no_grad():
+                query_dist_Bd = self.model.query(batch.features_BDhw)
+            first = cast(Expert, self.model.clients.experts[0])
+            loss = solo_objective(first, query_dist_Bd, batch.features_BDhw, batch.labels_BHW, **common)
         self._descend(loss)
         nobody_BK = torch.empty(0, dtype=torch.int64, device=batch.features_BDhw.device)
         return StepResult(self._whole(loss), nobody_BK, torch.ones(len(batch.ids_B), 1, dtype=torch.bool))
@@ -186,12 +193,17 @@ class Trainer:
 
     @torch.no_grad()
     def end_epoch(self) -> None:
-        """After an epoch in which one expert learned for all, every client gets its copy.
+        """After an epoch in which one head learned for all, every client gets its copy, a faint one of the cloud's.
 
         Adam starts afresh with the first routed step: an expert's gradient is then that of its own few samples, and
         second moments of whole batches would hold it back for a thousand steps.
         """
         if not self.shared_steps or self.step_count > self.shared_steps:
+            return
+        if self.model.shared is not None:
+            for expert in self.model.clients.experts:
+                # not strict: psi, which the cloud's head lacks, stays as it is
+                expert.load_state_dict(self.model.shared.faint_copy(self.config.experts.shared_start), strict=False)
             return
         first, *others = self.model.clients.experts
         for other in others:
@@ -212,10 +224,9 @@ class Trainer:
 
     def _whole(self, loss: LossTerms) -> LossTerms:
         """The terms of the whole batch: parts add up, but for the load balance, which everybody has whole."""
-        ce, frl, align = self.world.total(torch.stack([loss.ce.detach(), loss.frl.detach(), loss.align.detach()]))
-        train, lb = self.config.train, loss.lb.detach()
-        total = ce + train.lambda_lb * lb + train.lambda_frl * frl + train.lambda_align * align
-        return LossTerms(total, ce, lb, frl, align)
+        parts = torch.stack([loss.ce.detach(), loss.frl.detach(), loss.align.detach(), loss.shared.detach()])
+        ce, frl, align, shared = self.world.total(parts)
+        return LossTerms(ce, ce, loss.lb.detach(), frl, align, shared).weighed(self.config.train)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.adam] if self.sgd is None else [self.adam, self.sgd]

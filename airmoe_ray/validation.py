@@ -77,6 +77,7 @@ def validate(
                 routing_config=config.routing,
                 channel=channel,
                 seed=config.seed,
+                shared=model.shared,
             )
             for channel in channels
         )

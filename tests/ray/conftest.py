@@ -168,6 +168,7 @@ class Service:
                 routing_config=self.config.routing,
                 channel=self.settings(**channel).channel,
                 seed=self.config.seed,
+                shared=model.shared,
             )
 
     def agrees(self, answer: Answer, expected: Any) -> bool:

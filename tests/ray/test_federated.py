@@ -115,7 +115,7 @@ def federated(config: Config, actors: dict[str, Pool], report: Any = None) -> Fe
 
 def gradients_of(trainer: FederatedTrainer) -> dict[str, Tensor | None]:
     """By the names of the in-process model."""
-    found = {f"query.{name}": p.grad for name, p in trainer.model.query.named_parameters()}
+    found = {name: p.grad for name, p in trainer.cloud.named_parameters()}
     shown = trainer.participants.ask("gradients")
     for key, grads in shown.items():
         found |= {
@@ -139,6 +139,7 @@ CASES: dict[str, dict[str, Any]] = {
     "digital": {"channel": {"kind": "digital", "digital_bits": 4}},
     "published": {"frl": {"renewal": "soft", "sparsity": "entropy"}, "routing": {"score": "reciprocal"}},
     "clipped": {"train": {"grad_clip": 0.3}},
+    "head at the cloud": {"experts": {"shared": True}, "channel": {"rho_grad": True}, "train": {"top_k": 1}},
 }
 
 

@@ -1,9 +1,11 @@
 """The algorithm over Ray gives what it gives in one process, to rounding."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import safetensors.torch
@@ -12,12 +14,16 @@ from torch import Tensor
 
 from actors.channel import ChannelActor
 from actors.clients import RayClients
+from actors.cloud import Cloud, CloudSpec
 from actors.expert import ExpertActor
 from actors.host import HostSpec, Pinned
+from actors.messages import Settings
 from actors.roster import Instance, Roster
 from actors.round import RayRound
+from airmoe_ray.backbone import load_backbone
 from airmoe_ray.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 from airmoe_ray.config import Config
+from airmoe_ray.features import to_tensor
 from airmoe_ray.moe import AirMoE, AirMoEOutput, collaborate
 
 pytestmark = pytest.mark.usefixtures("own_ray")
@@ -37,8 +43,11 @@ CHANNELS = {
 class Pair:
     """A checkpoint in one process and the same one in actors."""
 
-    def __init__(self, folder: Path, model: AirMoE, channel: Any, hosts: Sequence[tuple[int, ...]]) -> None:
-        save_checkpoint(folder, model, CARD)
+    def __init__(
+        self, folder: Path, model: AirMoE, channel: Any, hosts: Sequence[tuple[int, ...]], card: ModelCard = CARD
+    ) -> None:
+        save_checkpoint(folder, model, card)
+        self.card = card
         self.folder, self.model, self.config = folder, model.eval(), model.config
         self.channel = channel
         self.instances = [self.host(clients) for clients in hosts]
@@ -47,7 +56,7 @@ class Pair:
     def host(self, clients: tuple[int, ...], *, owner: bool = True) -> Instance:
         files = [Pinned.put(read_file(expert_file(self.folder, client))) for client in clients]
         options = ExpertActor.options(num_cpus=0, max_restarts=-1, max_task_retries=0)  # type: ignore[attr-defined]
-        handle = options.remote(HostSpec(clients, self.config, CARD, replica=not owner), files)
+        handle = options.remote(HostSpec(clients, self.config, self.card, replica=not owner), files)
         return Instance(f"{clients}{owner}", handle, clients, owner)
 
     def clients(self, *instances: Instance) -> RayClients:
@@ -67,6 +76,7 @@ class Pair:
             routing_config=config.routing,
             channel=config.channel,
             seed=config.seed,
+            shared=self.model.shared,
         )
 
     @torch.inference_mode()
@@ -167,3 +177,23 @@ def test_renewal_over_ray_is_that_of_one_process_also_through_a_replica(
             kept = safetensors.torch.load(content)
             torch.testing.assert_close(kept["prototypes"], frl.prototypes_NMd.detach()[client], rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(kept["importance"], frl.importance_NM[client], rtol=1e-9, atol=1e-12)
+
+
+def test_the_cloud_adds_its_own_head_as_in_one_process(
+    double: Pair, make_config: Callable[..., Config], tmp_path: Path
+) -> None:
+    config = make_config(experts={"shared": True}, cluster={"cloud_threads": 1, "call_deadline_s": 60})
+    backbone = load_backbone(config.backbone)
+    card = replace(CARD, feature_dim=backbone.dim, backbone_fingerprint=backbone.fingerprint)
+    model = AirMoE(config, feature_dim=backbone.dim, classes=3, dilations=(1, 2, 3))
+    pair = Pair(tmp_path / "c", model, double.channel, [(0, 1, 2, 3)], card)
+    cloud = Cloud(CloudSpec(config, card), read_file(tmp_path / "c" / "cloud.safetensors"))
+    cloud.connect(pair.clients().roster)
+    images = np.random.default_rng(0).integers(0, 256, (3, 32, 48, 3), dtype=np.uint8)
+    features = backbone(to_tensor(list(images)))
+    for channel in ({"snr_db": 0.0}, {"kind": "digital"}, {"kind": "ideal"}):
+        settings = Settings(config.routing, config.channel.model_copy(update=channel))
+        answer = torch.from_numpy(cloud.segment(images, (1, 2, 3), settings, 1, 60.0).logits_BChw)
+        assert_close(answer, pair.in_process(features, (1, 2, 3), **channel).logits_BChw, 1e-4)
+        own = model.shared(features)  # type: ignore[misc]
+        assert (answer - own).abs().max() > 1e-2 * own.abs().max()  # the clients have their say, too
