@@ -268,7 +268,7 @@ class ClusterConfig(Block):
     start_deadline_s: Annotated[float, Field(gt=0)] = 120.0
     """Time for all actors to become ready [s]."""
     autoscale_wait_s: NonNegative = 600.0
-    """How long `--address` waits for an autoscaler where the cluster is too small for the experts [s]; 0: not at all."""
+    """How long `--address` waits for an autoscaler where the cluster is too small for the experts [s]; 0: not."""
     quarantine_after: Positive = 3
     """Failures in a row after which a client is left alone until a probe passes."""
     probe_every_s: Annotated[float, Field(gt=0)] = 1.0
