@@ -79,6 +79,11 @@ class Head(nn.Module):
         logits_BChw: Tensor = self.decoder(self.encoder(features_BDhw))
         return logits_BChw
 
+    def faint_copy(self, size: float) -> dict[str, Tensor]:
+        """The state of a head that gives `size` times these logits."""
+        state = self.state_dict()
+        return {name: size * value if name.startswith("decoder.") else value for name, value in state.items()}
+
 
 class Expert(nn.Module):
     """Enc_j, Dec_j and psi_j of one client."""
@@ -108,13 +113,6 @@ class Expert(nn.Module):
         hidden_Bhw = self.encoder(features_BDhw)
         psi_Bd = clip_norm(self.psi(hidden_Bhw.mean(dim=(2, 3))), self.bound)
         return ExpertOutput(self.decoder(hidden_Bhw), psi_Bd)
-
-    @torch.no_grad()
-    def start_from(self, head: Head, size: float) -> None:
-        """Become a copy of the cloud's head whose output is `size` times as large; psi stays."""
-        self.encoder.load_state_dict(head.encoder.state_dict())
-        for own, given in zip(self.decoder.parameters(), head.decoder.parameters(), strict=True):
-            own.copy_(size * given)
 
 
 @torch.no_grad()

@@ -131,7 +131,8 @@ class Trainer:
             return
         if self.model.shared is not None:
             for expert in self.model.clients.experts:
-                expert.start_from(self.model.shared, self.config.experts.shared_start)
+                # not strict: psi, which the cloud's head lacks, stays as it is
+                expert.load_state_dict(self.model.shared.faint_copy(self.config.experts.shared_start), strict=False)
             return
         first, *others = self.model.clients.experts
         for other in others:
