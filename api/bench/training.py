@@ -6,7 +6,6 @@ Suffixes: B inputs, C classes, P routed pairs, h w grid.
 import copy
 import json
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,34 +26,34 @@ from airmoe_ray.moe import AirMoE
 from airmoe_ray.run import Run, Silent, open_run, train_epoch, train_run
 from airmoe_ray.sources import OnlineSource
 from airmoe_ray.training import Batch, Learning, Schedule
-from api.bench.figures import Figure, by_turns, ratio
+from api.bench.figures import Figure, by_turns, rate, ratio
 
 Note = Callable[[str], None]
-_STEPS = 4  # of a round's epoch
+_STEPS = 4  # of an epoch
 _RAY_EPOCHS = 5  # of a round under Ray; the first one does not count
 
 
-def training_figures(config: Config, folder: Path, *, rounds: int, note: Note) -> dict[str, Figure]:
+def training_figures(config: Config, folder: Path, *, rounds: int, seconds: float, note: Note) -> dict[str, Figure]:
     """All figures of this file: experts, routing and channel of `config`, on procedural scenes."""
     config = _small(config)
     run = open_run(config, folder / "here", resume=False, report=Silent())
-    run = replace(run, validation=None, schedule=_First(run.schedule.source, config))
+    run = replace(run, validation=None)
     stored = list(run.schedule.batches(0, device=run.device))
     in_memory = replace(run, schedule=_Stored(run.schedule, stored))
     online = OnlineSource(open_dataset(config.data, "train"), load_backbone(config.backbone).to(run.device), config)
-    in_the_loop = replace(run, schedule=_First(online, config))
+    in_the_loop = replace(run, schedule=Schedule(online, config))
     bare = _bare_loop(run, stored)
 
-    def compare(other: Callable[[], float], target: float, name: str) -> Figure:
+    def compare(other: Callable[[], int], target: float, name: str) -> Figure:
         note(name)
         other()
-        pairs = by_turns(lambda: _rate(run), other, rounds)
+        pairs = by_turns(lambda: rate(lambda: _epoch(run), seconds), lambda: rate(other, seconds), rounds)
         return ratio(pairs, target=target, better="higher", **_medians(pairs, "trained", "compared_with"))
 
     figures = {
-        "train_cached": compare(lambda: _rate(in_memory), 0.95, "train_cached: the cache against tensors in memory"),
+        "train_cached": compare(lambda: _epoch(in_memory), 0.95, "train_cached: the cache against tensors in memory"),
         "train_cached_over_backbone": compare(
-            lambda: _rate(in_the_loop), 1.0, "train_cached_over_backbone: the cache against the backbone in the loop"
+            lambda: _epoch(in_the_loop), 1.0, "train_cached_over_backbone: the cache against the backbone in the loop"
         ),
         "train_limit": compare(bare, 0.85, "train_limit: against the same experts forward and backward, nothing else"),
     }
@@ -62,7 +61,7 @@ def training_figures(config: Config, folder: Path, *, rounds: int, note: Note) -
     with cluster():
         figures["ray_train_overhead"] = _ray_overhead(config, folder, rounds)
         note("federated_overhead: clients that learn in actors of their own against this process")
-        figures["federated_overhead"] = _federated_overhead(config, folder / "apart", rounds)
+        figures["federated_overhead"] = _federated_overhead(config, folder / "apart", rounds, seconds)
     return figures
 
 
@@ -74,13 +73,6 @@ def _small(config: Config) -> Config:
     warm = config.train.warm_start.model_copy(update={"shared_epochs": 0})
     train = config.train.model_copy(update={"epochs": _RAY_EPOCHS, "warm_start": warm, "tensorboard": False})
     return config.model_copy(update={"data": data, "train": train})
-
-
-class _First(Schedule):
-    """The first batches of each epoch."""
-
-    def _order(self, epoch: int) -> list[list[int]]:
-        return super()._order(epoch)[:_STEPS]
 
 
 class _Stored(Schedule):
@@ -95,12 +87,13 @@ class _Stored(Schedule):
         yield from self.stored
 
 
-def _rate(run: Run) -> float:
-    """Images per second of one epoch, as `airmoe train` runs it, without its validation."""
-    return float(train_epoch(run, 0, Silent())["images_per_s"])
+def _epoch(run: Run) -> int:
+    """Images of one epoch, as `airmoe train` runs it, without its validation."""
+    train_epoch(run, 0, Silent())
+    return len(run.schedule.source.shape_of)
 
 
-def _bare_loop(run: Run, stored: Sequence[Batch]) -> Callable[[], float]:
+def _bare_loop(run: Run, stored: Sequence[Batch]) -> Callable[[], int]:
     """The same experts on the same samples, equal weights, cross-entropy and Adam: no routing, channel, FRL or log."""
     clients = copy.deepcopy(run.trainer.model.clients).train()
     adam = torch.optim.Adam(clients.experts.parameters(), lr=run.config.train.lr, fused=True)
@@ -114,13 +107,12 @@ def _bare_loop(run: Run, stored: Sequence[Batch]) -> Callable[[], float]:
         (total / count + psi_Pd.square().mean()).backward()
         adam.step()
 
-    def loop() -> float:
-        begun = time.monotonic()
+    def loop() -> int:
         for batch, plan in zip(stored, plans, strict=True):
             step(batch, *plan)
         if run.device.type == "cuda":
             torch.cuda.synchronize()
-        return sum(len(batch.ids_B) for batch in stored) / (time.monotonic() - begun)
+        return sum(len(batch.ids_B) for batch in stored)
 
     return loop
 
@@ -151,7 +143,7 @@ def _ray_overhead(config: Config, folder: Path, rounds: int) -> Figure:
     return ratio(pairs, target=0.95, better="higher", **_medians(pairs, "ray_train", "local"))
 
 
-def _federated_overhead(config: Config, folder: Path, rounds: int) -> Figure:
+def _federated_overhead(config: Config, folder: Path, rounds: int, seconds: float) -> Figure:
     """Time per epoch, with the clients there already."""
     here = open_run(config, folder / "here", resume=False, report=Silent())
 
@@ -162,9 +154,11 @@ def _federated_overhead(config: Config, folder: Path, rounds: int) -> Figure:
 
     apart = open_run(config, folder / "apart", resume=False, report=Silent(), federation=federation)
     try:
-        _rate(replace(apart, validation=None))
+        loops = [replace(run, validation=None) for run in (apart, here)]
+        for loop in loops:
+            _epoch(loop)
         rates = by_turns(
-            lambda: _rate(replace(apart, validation=None)), lambda: _rate(replace(here, validation=None)), rounds
+            lambda: rate(lambda: _epoch(loops[0]), seconds), lambda: rate(lambda: _epoch(loops[1]), seconds), rounds
         )
     finally:
         apart.trainer.close()

@@ -50,7 +50,7 @@ def bench(
             if only in (None, Part.SERVE):
                 figures |= serving_figures(run, folder / "serve", rounds=rounds, seconds=seconds, note=report.line)
             if only in (None, Part.TRAIN):
-                figures |= training_figures(config, folder / "train", rounds=rounds, note=report.line)
+                figures |= training_figures(config, folder / "train", rounds=rounds, seconds=seconds, note=report.line)
         except RuntimeError as error:
             raise UserError(str(error)) from None
     results = {name: figure.as_dict() for name, figure in figures.items()}
