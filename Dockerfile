@@ -1,4 +1,4 @@
-# One image for every kind of cluster: docker build --target cpu -t airmoe-ray:0.2.0-cpu .   (or cuda)
+# One image for every kind of cluster: docker build --target cpu -t airmoe-ray:0.3.0-cpu .   (or cuda)
 # PyPI's torch for Linux is a CUDA build; for a small CPU image give PyTorch's index of CPU wheels, as its own installation
 # page names it: --build-arg PIP_EXTRA_INDEX_URL=…
 

@@ -3,4 +3,4 @@
 Follow one image: `moe.py` reads like the paper's algorithm box and calls everything else.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

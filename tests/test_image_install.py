@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
 
 
 def steps(stage: str) -> list[tuple[str, str]]:
