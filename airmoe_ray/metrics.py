@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from airmoe_ray.clients import LocalRound
 from airmoe_ray.data.base import IGNORE
 from airmoe_ray.moe import AirMoEOutput
 from airmoe_ray.statistics import entropy
@@ -87,10 +86,10 @@ class RoutingStats:
         chosen = output.routing.selected_BK.cpu().numpy()
         self.selected_N += np.bincount(chosen.ravel(), minlength=self.clients)
         np.add.at(self.top_DN, (domain_B, chosen[:, 0]), 1)
-        if isinstance(output.round, LocalRound):  # clients elsewhere keep their attention to themselves
-            alpha_BNM = output.round.alpha_BNM.detach()
-            self.attention_entropy += float(entropy(alpha_BNM).sum())
-            self.attention_NM = alpha_BNM.sum(dim=0) + (0 if self.attention_NM is None else self.attention_NM)
+        alpha_BNM: Tensor | None = getattr(output.round, "alpha_BNM", None)
+        if alpha_BNM is not None:  # clients elsewhere keep their attention to themselves
+            self.attention_entropy += float(entropy(alpha_BNM.detach()).sum())
+            self.attention_NM = alpha_BNM.detach().sum(dim=0) + (0 if self.attention_NM is None else self.attention_NM)
         self.nmse += float(output.nmse_B.sum())
         self.truncated += int((~output.routing.active_BK).sum())
         self.inputs += len(chosen)

@@ -156,7 +156,7 @@ def test_the_claim_on_cpus_leaves_room_where_clients_are_pinned() -> None:
 
 @given(st.integers(1, 20), st.sampled_from([0.1, 0.25, 0.5, 1]), st.integers(1, 4), st.integers(1, 8))
 def test_the_claim_on_cpus_leaves_room_beside_the_gpus(experts: int, share: float, gpus: int, cpus: int) -> None:
-    nodes = [Node(64, 0), *[Node(cpus, gpus)] * 20]
+    nodes = [Node(64, 0), *[Node(cpus, gpus)] * 21]  # one for each expert and the cloud
     found = planned_on(experts, nodes, gpus_per_expert=share, gpus_per_cloud=share)
     most = min(experts + 1, gpus * math.floor(1 / share))
     assert 0 < most * found.cpus <= cpus
