@@ -75,18 +75,28 @@ def signal_a_worker(what: signal.Signals) -> None:
     os.kill(next(p.pid for p in family if "RayTrainWorker" in " ".join(p.cmdline())), what)
 
 
-def kill_then_stop_a_worker(folder: Path) -> None:
-    for epochs, what in ((1, signal.SIGKILL), (2, signal.SIGSTOP)):
-        while len(rows_of(folder)) < epochs:
-            time.sleep(0.05)
-        signal_a_worker(what)
+def after_an_epoch(folder: Path, what: signal.Signals) -> None:
+    while not rows_of(folder):
+        time.sleep(0.05)
+    signal_a_worker(what)
 
 
-def test_a_worker_that_dies_and_one_that_hangs_change_nothing(
-    own_ray: None, config: Config, local_rows: list[dict[str, Any]], tmp_path: Path
+@pytest.mark.parametrize(
+    ("what", "limit_s"),
+    [(signal.SIGKILL, 1800.0), pytest.param(signal.SIGSTOP, 30.0, marks=pytest.mark.slow)],
+    ids=["dies", "hangs"],
+)
+def test_a_worker_that_fails_on_the_way_changes_nothing(
+    what: signal.Signals,
+    limit_s: float,
+    *,
+    own_ray: None,
+    config: Config,
+    local_rows: list[dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
-    impatient = config.model_copy(update={"train": config.train.model_copy(update={"group_timeout_s": 8.0})})
-    trouble = threading.Thread(target=kill_then_stop_a_worker, args=[tmp_path / "run"], daemon=True)
+    impatient = config.model_copy(update={"train": config.train.model_copy(update={"group_timeout_s": limit_s})})
+    trouble = threading.Thread(target=after_an_epoch, args=[tmp_path / "run", what], daemon=True)
     trouble.start()
     train_on_ray(impatient, tmp_path / "run", workers=2, resume=False, report=Silent())
     assert not trouble.is_alive()
@@ -112,6 +122,7 @@ def await_an_epoch(folder: Path, process: "subprocess.Popen[str]") -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_a_kill_of_the_driver_and_after_ctrl_c(
     own_ray: None, config: Config, local_rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
