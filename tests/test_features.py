@@ -7,9 +7,11 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -261,6 +263,26 @@ def test_batches_are_the_cached_rows_of_views_that_change_from_epoch_to_epoch(tm
         for row, (i, view) in enumerate(zip(indices, chosen[-1], strict=True)):
             assert np.array_equal(features[row].numpy(), views[view].get(i)[0].astype(np.float32))
     assert chosen[0] == chosen[2] != chosen[1]
+
+
+def test_fetching_in_a_thread_starts_no_second_team_of_openmp_threads(tmp_path, backbone):
+    """With more of its threads than cores, OpenMP lets every barrier of a training step sleep."""
+    config = settings(tmp_path)
+    source = CachedSource(cached_views(Pictures(6), backbone, config, Silent().progress), config)
+    process, many, grown = psutil.Process(), [0] * 2000, []
+
+    def new_threads(work: Callable[[], object]) -> None:
+        torch.set_num_threads(4)  # of the calling thread
+        before = process.num_threads()
+        work()
+        grown.append(process.num_threads() - before)
+
+    for work in (lambda: source.batch(0, many), torch.ones(1 << 20).half().float):
+        thread = threading.Thread(target=new_threads, args=(work,))
+        thread.start()
+        thread.join()
+    torch.set_num_threads(1)
+    assert grown == [0, 3]
 
 
 def test_fetching_ahead_changes_no_item_and_hides_no_error():

@@ -53,6 +53,14 @@ def homes(operator: Operator) -> dict[int, str]:
     return {expert["id"]: expert["node"] for expert in operator.experts() if expert["state"] == "up"}
 
 
+def is_balanced(operator: Operator) -> bool:
+    """Six experts, cloud and channel over three hosts: nobody has two more than another. Cloud and channel: the head."""
+    at_home = homes(operator)
+    actors = collections.Counter({host.address: 0 for host in operator.hosts.all})
+    actors.update([*at_home.values(), *2 * [operator.hosts.head.address]])
+    return len(at_home) == 6 and max(actors.values()) - min(actors.values()) <= 1
+
+
 def titles(host: Host) -> list[str]:
     found = []
     for process in host.processes():
@@ -112,8 +120,8 @@ def test_strangers_are_refused(cluster: Operator) -> None:
     assert httpx.get(f"{cluster.url}/experts", timeout=30).status_code == 401
 
 
-def test_experts_live_on_all_hosts_and_the_cloud_beside_the_front_end(cluster: Operator, hosts: Hosts) -> None:
-    assert set(homes(cluster).values()) == {host.address for host in hosts.all}
+def test_experts_are_spread_and_the_cloud_lives_beside_the_front_end(cluster: Operator, hosts: Hosts) -> None:
+    assert is_balanced(cluster), homes(cluster)
     assert any("ray::Cloud" in title for title in titles(hosts.head))
     assert not any("ray::Cloud" in title for worker in hosts.workers for title in titles(worker))
 
@@ -172,7 +180,7 @@ def test_after_the_head_is_lost_ray_up_brings_everything_back(cluster: Operator,
     hosts.head.boot()
     hosts.workers[1].boot()
     bring_up(cluster)
-    wait_until(lambda: set(homes(cluster).values()) == {host.address for host in hosts.all}, 60, "experts on all hosts")
+    wait_until(lambda: is_balanced(cluster), 60, "experts on all hosts")
 
 
 def test_ray_down_leaves_no_process(cluster: Operator, hosts: Hosts) -> None:
