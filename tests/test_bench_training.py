@@ -1,13 +1,16 @@
 """The bare loop that training is compared with does the experts' work, all of it and nothing else."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from actors.cluster import cluster
 from airmoe_ray.config_file import load_config
 from airmoe_ray.run import Run, Silent, open_run
+from api.bench.ray_training import HeldRun
 from api.bench.training import _bare_loop, _epoch, _routed, _small, _Stored
 
 SETTINGS = {
@@ -46,3 +49,16 @@ def test_it_leaves_the_trained_model_alone(run):
     assert all(torch.equal(before[name], value) for name, value in run.trainer.model.state_dict().items())
     assert _epoch(replace(run, schedule=_Stored(run.schedule, stored))) == 24
     assert any(not torch.equal(before[name], value) for name, value in run.trainer.model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_run_on_ray_is_held_while_it_is_not_its_turn(run, tmp_path):
+    with cluster():
+        held = HeldRun(run.config, tmp_path / "ray", turns=1)
+        assert held.rate() > 0
+        count = len(held._rows())
+        time.sleep(5)
+        assert len(held._rows()) == count < held.config.train.epochs  # an epoch takes a tenth of that
+        held.go_on()
+        held.thread.join(timeout=120)
+    assert len(held._rows()) == held.config.train.epochs

@@ -4,7 +4,6 @@ Suffixes: B inputs, C classes, P routed pairs, h w grid.
 """
 
 import copy
-import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,21 +15,20 @@ from torch import Tensor
 
 from actors.cluster import cluster
 from actors.federated_trainer import FederatedTrainer
-from actors.trainer import train_on_ray
 from airmoe_ray.backbone import load_backbone
 from airmoe_ray.checkpoint import ModelCard
 from airmoe_ray.config import Config
 from airmoe_ray.data import open_dataset
 from airmoe_ray.losses import pixel_cross_entropy
 from airmoe_ray.moe import AirMoE
-from airmoe_ray.run import Run, Silent, open_run, train_epoch, train_run
+from airmoe_ray.run import Run, Silent, open_run, train_epoch
 from airmoe_ray.sources import OnlineSource
 from airmoe_ray.training import Batch, Learning, Schedule
 from api.bench.figures import Figure, by_turns, rate, ratio
+from api.bench.ray_training import turns_with_ray
 
 Note = Callable[[str], None]
 _STEPS = 4  # of an epoch
-_RAY_EPOCHS = 5  # of a round under Ray; the first one does not count
 
 
 def training_figures(config: Config, folder: Path, *, rounds: int, seconds: float, note: Note) -> dict[str, Figure]:
@@ -71,7 +69,7 @@ def _small(config: Config) -> Config:
         update={"name": "scenes", "train_count": _STEPS * config.train.batch_size, "val_count": 5}
     )
     warm = config.train.warm_start.model_copy(update={"shared_epochs": 0})
-    train = config.train.model_copy(update={"epochs": _RAY_EPOCHS, "warm_start": warm, "tensorboard": False})
+    train = config.train.model_copy(update={"warm_start": warm, "tensorboard": False})
     return config.model_copy(update={"data": data, "train": train})
 
 
@@ -127,19 +125,7 @@ def _routed(run: Run, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _ray_overhead(config: Config, folder: Path, rounds: int) -> Figure:
-    number = iter(range(1 << 30))
-
-    def on_ray() -> float:
-        place = folder / f"ray-{next(number)}"
-        train_on_ray(config, place, workers=1, resume=False, report=Silent())
-        return _steady(place)
-
-    def here() -> float:
-        place = folder / f"local-{next(number)}"
-        train_run(config, place)
-        return _steady(place)
-
-    pairs = by_turns(on_ray, here, rounds)
+    pairs = turns_with_ray(config, folder / "ray", 2 * rounds)
     return ratio(pairs, target=0.95, better="higher", **_medians(pairs, "ray_train", "local"))
 
 
@@ -164,12 +150,6 @@ def _federated_overhead(config: Config, folder: Path, rounds: int, seconds: floa
         apart.trainer.close()
     times = [(1 / a, 1 / b) for a, b in rates]
     return ratio(times, target=1.5, better="lower", **_medians(rates, "federated", "local"))
-
-
-def _steady(run: Path) -> float:
-    """Median images per second of a run's epochs after the first."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return statistics.median(row["images_per_s"] for row in rows[1:])
 
 
 def _medians(pairs: Sequence[tuple[float, float]], first: str, second: str) -> dict[str, Any]:
