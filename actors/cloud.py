@@ -6,8 +6,7 @@ Suffixes: B inputs, N clients, K routed, C classes, h w grid.
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +51,7 @@ class Cloud(Receiver):
     def __init__(self, spec: CloudSpec, content: bytes) -> None:
         self.config, self.card = spec.config, spec.card
         self.threads = spec.config.cluster.cloud_threads or os.cpu_count() or 1
-        self.device = pick_device("auto", threads=self.threads)
+        self.device = pick_device("auto", threads=1)
         self.backbone = load_backbone(spec.config.backbone).to(self.device)
         if self.backbone.fingerprint != spec.card.backbone_fingerprint:
             raise CheckpointError(
@@ -79,8 +78,11 @@ class Cloud(Receiver):
         self.clients: RayClients | None = None
         self._batches = 0  # under way here
         self._batches_lock = threading.Lock()
+        # Always the same thread for batches that are alone: each thread has its own team of OpenMP threads, and once
+        # all teams together outnumber the cores, every barrier sleeps instead of spinning.
+        self._wide = ThreadPoolExecutor(1)
+        self._aside = ThreadPoolExecutor(self.threads)  # the cloud's own head, while clients work
 
-    @torch.inference_mode()
     def segment(
         self,
         images_BHW3: NDArray[np.uint8],
@@ -89,29 +91,58 @@ class Cloud(Receiver):
         roster_version: int,
         time_left_s: float,
     ) -> BatchAnswer:
-        """One batch from pixels to fused logits, with the clients of this roster or a newer one."""
+        """One batch from pixels to fused logits, with the clients of this roster or a newer one.
+
+        A batch that is alone gets all cores, for latency; several get one each, for throughput: threads of one
+        operation wait for each other at its end, and where other batches keep the cores busy they wait long.
+        """
         ends_at = time.monotonic() + time_left_s
         clients = self.clients
         if clients is None or clients.roster.version < roster_version:
             raise RosterNeededError("the cloud has not met these clients")
-        with self._share_of_cores():
-            started = time.perf_counter()
-            round_ = clients.until(ends_at).begin(ids_B, settings.channel)
-            features_BDhw = self.features(images_BHW3)
-            query_dist_Bd = self.query(features_BDhw)
-            encoded = time.perf_counter()
-            output = collaborate(
-                query_dist_Bd,
-                features_BDhw,
-                ids_B,
-                Begun(round_),
-                routing_config=settings.routing,
-                channel=settings.channel,
-                seed=self.config.seed,
-                shared=self.shared,
-            )
-            if settings.renew:
-                output.round.renew()
+        clients = clients.until(ends_at)
+        with self._batches_lock:
+            self._batches += 1
+            alone = self._batches == 1
+        try:
+            if not alone:
+                return self._segment(images_BHW3, ids_B, settings, clients, threads=1)
+            return self._wide.submit(
+                self._segment, images_BHW3, ids_B, settings, clients, threads=self.threads
+            ).result()
+        finally:
+            with self._batches_lock:
+                self._batches -= 1
+
+    @torch.inference_mode()
+    def _segment(
+        self,
+        images_BHW3: NDArray[np.uint8],
+        ids_B: tuple[int, ...],
+        settings: Settings,
+        clients: RayClients,
+        *,
+        threads: int,
+    ) -> BatchAnswer:
+        torch.set_num_threads(threads)  # of the calling thread
+        started = time.perf_counter()
+        round_ = clients.begin(ids_B, settings.channel)
+        features_BDhw = self.features(images_BHW3)
+        own = self._aside.submit(self._own_logits, features_BDhw) if self.shared is not None else None
+        query_dist_Bd = self.query(features_BDhw)
+        encoded = time.perf_counter()
+        output = collaborate(
+            query_dist_Bd,
+            features_BDhw,
+            ids_B,
+            Begun(round_),
+            routing_config=settings.routing,
+            channel=settings.channel,
+            seed=self.config.seed,
+            shared=None if own is None else lambda _: own.result(),
+        )
+        if settings.renew:
+            output.round.renew()
         clients.finished.append(output.round.name)
         timings = {"backbone": 1e3 * (encoded - started), **output.round.timings_ms}
         whole = 1e3 * (time.perf_counter() - started)
@@ -128,6 +159,13 @@ class Cloud(Receiver):
         images_B3HW = to_tensor(list(images_BHW3)).to(self.device)
         return self.backbone(images_B3HW).to(self.dtype)
 
+    @torch.inference_mode()
+    def _own_logits(self, features_BDhw: Tensor) -> Tensor:
+        assert self.shared is not None, "called only where there is one"
+        torch.set_num_threads(1)  # of the calling thread
+        logits_BChw: Tensor = self.shared(features_BDhw)
+        return logits_BChw
+
     def state(self) -> dict[str, Any]:
         """Where the cloud lives."""
         context = ray.get_runtime_context()
@@ -138,23 +176,6 @@ class Cloud(Receiver):
             "pid": os.getpid(),
             "pad_multiple": self.backbone.pad_multiple,
         }
-
-    @contextmanager
-    def _share_of_cores(self) -> Iterator[None]:
-        """A batch that is alone gets all threads, for latency; several get one each, for throughput.
-
-        Threads of one operation wait for each other at its end, and where other batches keep the cores busy they wait
-        long; batches beside each other never wait.
-        """
-        with self._batches_lock:
-            self._batches += 1
-            alone = self._batches == 1
-        torch.set_num_threads(self.threads if alone else 1)  # of the calling thread
-        try:
-            yield
-        finally:
-            with self._batches_lock:
-                self._batches -= 1
 
 
 def _pack(output: AirMoEOutput[RayRound], timings_ms: dict[str, float]) -> BatchAnswer:

@@ -4,7 +4,7 @@ Everything above the seam (`Clients`, `Round`) is the same code wherever the cli
 Suffixes: B inputs, N clients, K routed, M prototypes, d statistic, D features, C classes, h w grid.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from airmoe_ray.aggregation import fusion_weights, receive
 from airmoe_ray.channel import Received
 from airmoe_ray.clients import LocalClients, LocalRound, Reading, Report
 from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
-from airmoe_ray.experts import Head, shared_head
+from airmoe_ray.experts import shared_head
 from airmoe_ray.power import receive_scale
 from airmoe_ray.query import Query
 from airmoe_ray.rng import complex_normal_BN, torch_generator
@@ -81,7 +81,7 @@ def collaborate(
     routing_config: RoutingConfig,
     channel: ChannelConfig,
     seed: int,
-    shared: Head | None = None,
+    shared: Callable[[Tensor], Tensor] | None = None,
 ) -> AirMoEOutput[R_co]:
     """Algorithm 1 for one mini-batch, from the broadcast of (Q, F) to the fused logits.
 

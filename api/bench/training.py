@@ -94,12 +94,17 @@ def _epoch(run: Run) -> int:
 def _bare_loop(run: Run, stored: Sequence[Batch]) -> Callable[[], int]:
     """The same experts on the same samples, equal weights, cross-entropy and Adam: no routing, channel, FRL or log."""
     clients = copy.deepcopy(run.trainer.model.clients).train()
-    adam = torch.optim.Adam(clients.experts.parameters(), lr=run.config.train.lr, fused=True)
+    head = copy.deepcopy(run.trainer.model.shared)
+    parts = [clients.experts] if head is None else [clients.experts, head]
+    adam = torch.optim.Adam([p for part in parts for p in part.parameters()], lr=run.config.train.lr, fused=True)
     plans = [_routed(run, batch) for batch in stored]
 
     def step(batch: Batch, owner_P: Tensor, sample_P: Tensor) -> None:
         logits_PChw, psi_Pd = clients.run(batch.features_BDhw, owner_P, sample_P)
-        fused_BChw = logits_PChw.new_zeros(len(batch.ids_B), *logits_PChw.shape[1:]).index_add(0, sample_P, logits_PChw)
+        own_BChw = logits_PChw.new_zeros(len(batch.ids_B), *logits_PChw.shape[1:])
+        if head is not None:
+            own_BChw = head(batch.features_BDhw)
+        fused_BChw = own_BChw.index_add(0, sample_P, logits_PChw)
         total, count = pixel_cross_entropy(fused_BChw, batch.labels_BHW, stride=run.config.train.loss_stride)
         adam.zero_grad(set_to_none=True)
         (total / count + psi_Pd.square().mean()).backward()

@@ -54,7 +54,7 @@ def homes(operator: Operator) -> dict[int, str]:
 
 
 def is_balanced(operator: Operator) -> bool:
-    """Six experts, cloud and channel over three hosts: nobody has two more than another. Cloud and channel: the head."""
+    """Six experts, and cloud and channel on the head, over three hosts: nobody has two more than another."""
     at_home = homes(operator)
     actors = collections.Counter({host.address: 0 for host in operator.hosts.all})
     actors.update([*at_home.values(), *2 * [operator.hosts.head.address]])
