@@ -81,7 +81,6 @@ class Cloud(Receiver):
         # Always the same thread for batches that are alone: each thread has its own team of OpenMP threads, and once
         # all teams together outnumber the cores, every barrier sleeps instead of spinning.
         self._wide = ThreadPoolExecutor(1)
-        self._aside = ThreadPoolExecutor(self.threads)  # the cloud's own head, while clients work
 
     def segment(
         self,
@@ -128,7 +127,7 @@ class Cloud(Receiver):
         started = time.perf_counter()
         round_ = clients.begin(ids_B, settings.channel)
         features_BDhw = self.features(images_BHW3)
-        own = self._aside.submit(self._own_logits, features_BDhw) if self.shared is not None else None
+        own = round_.meanwhile(self.shared, features_BDhw)
         query_dist_Bd = self.query(features_BDhw)
         encoded = time.perf_counter()
         output = collaborate(
@@ -139,7 +138,7 @@ class Cloud(Receiver):
             routing_config=settings.routing,
             channel=settings.channel,
             seed=self.config.seed,
-            shared=None if own is None else lambda _: own.result(),
+            shared=own,
         )
         if settings.renew:
             output.round.renew()
@@ -158,13 +157,6 @@ class Cloud(Receiver):
         """F = ViT(D), Eq. (1)."""
         images_B3HW = to_tensor(list(images_BHW3)).to(self.device)
         return self.backbone(images_B3HW).to(self.dtype)
-
-    @torch.inference_mode()
-    def _own_logits(self, features_BDhw: Tensor) -> Tensor:
-        assert self.shared is not None, "called only where there is one"
-        torch.set_num_threads(1)  # of the calling thread
-        logits_BChw: Tensor = self.shared(features_BDhw)
-        return logits_BChw
 
     def state(self) -> dict[str, Any]:
         """Where the cloud lives."""

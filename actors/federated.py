@@ -3,7 +3,7 @@
 Suffixes: B inputs, N clients, K routed, d statistic, C classes, h w grid; P (input, rank, client) pairs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import ray
@@ -94,11 +94,17 @@ class FederatedRound(RayRound):
         return torch.where(known_BK > 0, agreement_BK, mean_B1)
 
     def learn(
-        self, stat_grad_BNd: Tensor, report: ReportGradients, *, align_share: float, learning_rate: float | None
+        self,
+        stat_grad_BNd: Tensor,
+        report: ReportGradients,
+        *,
+        align_share: float,
+        learning_rate: float | None,
+        aside: Callable[[], object],
     ) -> dict[str, Learned]:
         """Second exchange, with every client that answered the read: derivatives down, parts of dL/dQ up.
 
-        Without a learning rate nobody steps yet: `descend` follows.
+        `aside` is what the cloud does meanwhile. Without a learning rate nobody steps yet: `descend` follows.
         """
         pairs, stat_grad = self._heard_pairs(), stat_grad_BNd.cpu().numpy()
         beta, delta_grad, capacity_grad = (x.cpu().numpy() for x in (self.beta_BK, *report))
@@ -120,6 +126,7 @@ class FederatedRound(RayRound):
             per_client = len(self.ids_B) * stat_grad.shape[-1]
             self.traffic.down("statistic gradients", reals=per_client * len(instance.clients))
             self.traffic.down("report gradients", reals=len(rows) * (2 if self.channel.rho_grad else 1))
+        aside()
         learned: dict[str, Learned] = self.replies.gather(calls)
         # several clients in one actor would each send their own part
         answered = sum(len(self.asked[key].clients) for key in learned)

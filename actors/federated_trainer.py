@@ -4,7 +4,8 @@ One step is the same as `airmoe_ray.training.Trainer.step` on the same batch, wh
 Suffixes: B inputs, N clients, K routed, d statistic, D features, C classes, h w grid.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import ray
 import torch
 from torch import Tensor, nn
 
-from actors.clients import RayClients
+from actors.clients import Begun, RayClients
 from actors.errors import ChannelLostError, ClusterError, NoExpertsError
 from actors.features import build_features
-from actors.federated import FederatedClients, FederatedRound
+from actors.federated import FederatedClients
 from actors.participants import Files, Participants
 from airmoe_ray.checkpoint import ModelCard, TrainerState, expert_tensors, load_client, parse_tensors, serialise
 from airmoe_ray.config import Config
@@ -102,7 +103,8 @@ class FederatedTrainer:
             self._everybody.set_learning(True)
             self.clients.roster = self._everybody.roster()
             try:
-                return self._step(batch)
+                with _half_the_threads():
+                    return self._step(batch)
             except NoExpertsError as error:
                 self._everybody.miss(error.faults)
                 self._everybody.wait_for_someone()
@@ -112,17 +114,19 @@ class FederatedTrainer:
 
     def _step(self, batch: Batch) -> StepResult:
         config = self.config
+        round_ = self.clients.begin(batch.ids_B, config.channel)
+        own_head = round_.meanwhile(self.model.shared, batch.features_BDhw)
         output = collaborate(
             self.model.query(batch.features_BDhw),
             batch.features_BDhw,
             batch.ids_B,
-            self.clients,
+            Begun(round_),
             routing_config=config.train.routing(config.routing),
             channel=config.channel,
             seed=config.seed,
-            shared=self.model.shared,
+            shared=own_head,
         )
-        round_, routing = output.round, output.routing
+        routing = output.routing
         own = cloud_gradients(
             output, round_.stat_BNd, batch.labels_BHW, config=config, class_weight_C=self.class_weight_C
         )
@@ -130,17 +134,16 @@ class FederatedTrainer:
         report = report_gradients(agreement_BK, output, round_.capacity_BK, own.logits_BChw, config)
         heard = int(routing.active_BK.sum())
         rate = config.train.lr * learning_rate_factor(self.step_count, self.total_steps, config.train)
+        self.adam.zero_grad(set_to_none=True)
         learned = round_.learn(
             own.stat_BNd,
             report,
             align_share=config.train.lambda_align / heard,
             learning_rate=None if config.train.grad_clip else rate,
+            aside=own.loss.backward if self.model.shared is not None else lambda: None,
         )
         query_grad_Bd = own.query_Bd + sum(torch.from_numpy(x.query_grad_Bd).to(own.query_Bd) for x in learned.values())
-        self.adam.zero_grad(set_to_none=True)
         output.query_dist_Bd.backward(query_grad_Bd)
-        if self.model.shared is not None:
-            own.loss.backward()
         if config.train.grad_clip:
             scale = self._clip(sum(x.square_norm for x in learned.values()))
             round_.descend(learned, learning_rate=rate, scale=scale)
@@ -165,7 +168,7 @@ class FederatedTrainer:
             grad.mul_(scale)
         return scale
 
-    def _terms(self, own: CloudGradients, output: AirMoEOutput[FederatedRound], frl_term: float) -> LossTerms:
+    def _terms(self, own: CloudGradients, output: AirMoEOutput[Any], frl_term: float) -> LossTerms:
         active_BK = output.routing.active_BK
         align = output.delta_BK.masked_fill(~active_BK, 0.0).sum() / active_BK.sum()
         frl = own.ce.new_tensor(frl_term)
@@ -218,6 +221,17 @@ def train_federated(config: Config, folder: Path, *, resume: bool, report: Repor
 
     build_features(config, report)
     return train_run(config, folder, resume=resume, report=report, federation=federation)
+
+
+@contextmanager
+def _half_the_threads() -> Iterator[None]:
+    """The other cores are for clients that live here: threads that find none free wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(threads // 2, 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _is_of(name: str, client: int) -> bool:

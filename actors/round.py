@@ -5,7 +5,9 @@ only where the paper lets them go.
 Suffixes: B inputs, N clients, K routed, n clients of one host, d statistic, C classes, h w grid; P (input, rank) pairs.
 """
 
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +60,7 @@ class RayRound:
         self.versions: dict[int, int] = {}
         self.timings_ms: dict[str, float] = {}
         self.sealed_gamma_BK = b""  # of who transmitted; not for the cloud to open
+        self.aside: Callable[[], object] = lambda: None  # the cloud's own work, while clients do theirs
         self.asked = {instance.key: instance for instance in self.serving.values()}
         self._gammas = self._sound()
 
@@ -69,6 +72,16 @@ class RayRound:
         call = pack("sound", self.ids_B, self.roster.drawn, hosts, self.channel)
         gammas: Any = self.roster.channel.emit.options(num_returns=len(hosts)).remote(call)
         return list(gammas) if len(hosts) > 1 else [gammas]
+
+    def meanwhile(
+        self, head: Callable[[Tensor], Tensor] | None, features_BDhw: Tensor
+    ) -> Callable[[Tensor], Tensor] | None:
+        """The same head, run while the routed clients run theirs; for `collaborate`, which asks when they are done."""
+        if head is None:
+            return None
+        own_BChw = functools.cache(lambda: head(features_BDhw))
+        self.aside = own_BChw
+        return lambda _: own_BChw()
 
     # the exchanges
 
@@ -142,6 +155,7 @@ class RayRound:
                 )
                 for key, pair_P in pairs.items()
             }
+            self.aside()
             replies = self.replies.gather(calls)
             for key, pair_P in pairs.items():
                 rows, ranks, clients = pair_P.T
