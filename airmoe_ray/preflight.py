@@ -50,11 +50,12 @@ def check_space(folder: Path, config: Config, *, feature_dim: int, classes: int)
 
 
 def trainable_bytes(config: Config, *, feature_dim: int, classes: int) -> int:
-    """Size of the query, experts and FRLs of a model, without building all of it."""
+    """Size of everything that learns, without building all of it."""
     one = config.model_copy(update={"experts": config.experts.model_copy(update={"count": 1})})
     model = AirMoE(one, feature_dim=feature_dim, classes=classes, dilations=(1, 1, 1))
     client = sum(p.numel() for p in model.clients.parameters())
-    return 4 * (sum(p.numel() for p in model.query.parameters()) + config.experts.count * client)
+    whole = sum(p.numel() for p in model.parameters())
+    return 4 * (whole + (config.experts.count - 1) * client)
 
 
 def _size(folder: Path) -> int:

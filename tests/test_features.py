@@ -282,7 +282,7 @@ def test_fetching_in_a_thread_starts_no_second_team_of_openmp_threads(tmp_path, 
         thread.start()
         thread.join()
     torch.set_num_threads(1)
-    assert grown == [0, 3]
+    assert grown[0] < 2 <= grown[1]  # 0 and 3, but for other threads of the process that come and go
 
 
 def test_fetching_ahead_changes_no_item_and_hides_no_error():

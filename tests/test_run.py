@@ -166,7 +166,7 @@ def test_the_backbone_in_the_loop_sees_new_views_and_replays(tmp_path):
 
 
 def test_shared_epochs_hand_one_expert_to_every_client(tmp_path):
-    more = {"train.warm_start.shared_epochs": 2}
+    more = {"train.warm_start.shared_epochs": 2, "experts.shared": False}
     train_run(tiny_config(tmp_path, **more), tmp_path / "run")
     experts = Segmenter.load(tmp_path / "run" / "checkpoint").model.clients.experts
     for name, value in experts[0].state_dict().items():
