@@ -16,7 +16,7 @@ run: $(STAMP)
 	@exec $(BIN)/airmoe serve --run $(RUN) --port $(PORT) $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -27,6 +27,7 @@ from airmoe_ray.device import pick_device
 from airmoe_ray.errors import UserError
 from airmoe_ray.feature_cache import Plan
 from airmoe_ray.features import Progress, build_chunk, check_room, plan_features, work_on
+from airmoe_ray.preflight import check_space
 from airmoe_ray.run import Reporter
 
 _PER_GPU = 4  # workers on a GPU: decoding keeps a process busy for longer than its images keep the GPU
@@ -80,12 +81,16 @@ class FeatureWorker:
         self.opened[view] = (plan_features(dataset, self.backbone, self.config, view.name), dataset)
 
 
-def build_features(config: Config, report: Reporter) -> None:
-    """Build, with all of the connected cluster, what a run with these settings will look for in its cache."""
+def build_features(config: Config, folder: Path, report: Reporter) -> None:
+    """Build, with all of the connected cluster, what a run with these settings will look for in its cache.
+
+    Not before it is known that there is room for the run itself in `folder`.
+    """
     for name in config.data.views:
         parse_view(name)
     backbone = load_backbone(config.backbone)
     train = open_dataset(config.data, "train")
+    check_space(folder, config, feature_dim=backbone.dim, classes=len(train.classes.names))
     val = held_out(config.data, train)
     wanted = [("train", train, config.data.views if config.train.cache else [])]
     wanted += [("val", val, ["identity"])] if val is not None else []

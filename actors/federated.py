@@ -13,6 +13,7 @@ from torch import Tensor
 
 from actors.clients import RayClients
 from actors.learner import Homework, Learned
+from actors.policy import Fault
 from actors.roster import Roster
 from actors.round import RayRound
 from actors.wire import Beside, pack
@@ -40,6 +41,24 @@ class FederatedClients(RayClients):
         return round_
 
 
+class AnsweringClients(RayClients):
+    """Starts rounds that only answer, and remembers who failed in them."""
+
+    def __init__(self, roster: Roster, *, classes: int, call_s: float) -> None:
+        super().__init__(roster, classes=classes, call_s=call_s)
+        self.rounds: list[RayRound] = []
+
+    def begin(self, ids_B: Sequence[int], channel: ChannelConfig) -> RayRound:
+        """Start a round."""
+        self.rounds.append(super().begin(ids_B, channel))
+        return self.rounds[-1]
+
+    @property
+    def faults(self) -> dict[str, Fault]:
+        """Of all rounds so far."""
+        return {key: fault for round_ in self.rounds for key, fault in round_.faults.items()}
+
+
 class FederatedRound(RayRound):
     """One batch there and back. What clients report is a leaf for the cloud's own chain rule."""
 
@@ -56,6 +75,13 @@ class FederatedRound(RayRound):
         self.traffic.down("query", reals=query_dist_Bd.numel())
         self.traffic.up("statistics", reals=heard * query_dist_Bd.shape[1], bits=heard)  # the bit: in deep fade
         return reading
+
+    def gains(self, selected_BK: Tensor) -> Tensor:
+        """As ever."""
+        asked = len(selected_BK.unique())
+        self.traffic.down("whose gain is wanted", bits=self.roster.total)
+        self.traffic.up("gains", reals=asked * len(self.ids_B))
+        return super().gains(selected_BK)
 
     def forward(self, features_BDhw: Tensor, query_dist_Bd: Tensor, routing: Routing) -> Report:
         """As ever."""

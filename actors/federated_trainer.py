@@ -4,26 +4,30 @@ One step is the same as `airmoe_ray.training.Trainer.step` on the same batch, wh
 Suffixes: B inputs, N clients, K routed, d statistic, D features, C classes, h w grid.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import torch
+from ray.exceptions import RayError
 from torch import Tensor, nn
 
-from actors.clients import Begun, RayClients
+from actors.clients import Begun
 from actors.errors import ChannelLostError, ClusterError, NoExpertsError
 from actors.features import build_features
-from actors.federated import FederatedClients
-from actors.participants import Files, Participants
+from actors.federated import AnsweringClients, FederatedClients
+from actors.participants import NOT_FINITE, Files, Participants
+from actors.policy import Fault
+from actors.roster import Roster
 from airmoe_ray.checkpoint import ModelCard, TrainerState, expert_tensors, load_client, parse_tensors, serialise
 from airmoe_ray.config import Config
+from airmoe_ray.errors import UserError
 from airmoe_ray.federated import CloudGradients, cloud_gradients, report_gradients
 from airmoe_ray.ledger import BITS_PER_REAL, Traffic
 from airmoe_ray.losses import LossTerms
-from airmoe_ray.moe import AirMoE, AirMoEOutput, collaborate
+from airmoe_ray.moe import AirMoE, AirMoEOutput, Clients, collaborate
 from airmoe_ray.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
 from airmoe_ray.run import Reporter, train_run
 from airmoe_ray.sources import Source
@@ -31,6 +35,7 @@ from airmoe_ray.training import Batch, StepResult
 from airmoe_ray.warm_start import Indices, fitted_queries, own_data, pooled_features
 from airmoe_ray.world import Alone
 
+T = TypeVar("T")
 _TRIES = 5  # of one step
 _EXPERT = "clients.experts."
 
@@ -94,22 +99,53 @@ class FederatedTrainer:
         bar = self.report.progress("warm start")
         while calls:
             done, calls = ray.wait(calls)
-            ray.get(done)
+            try:
+                ray.get(done)
+            except RayError as error:
+                reason = str(error).strip().splitlines()[-1][:200]
+                raise ClusterError(f"a client was lost in its warm start ({reason}); start again") from None
             bar(len(data) - len(calls), len(data))
+        self.report.line(f"warm start: {self.traffic.warm_start_bits / 8e6:.2f} MB down, once")
+        self._everybody.archive()  # so that one who is lost before the first checkpoint has learned this
 
     def step(self, batch: Batch) -> StepResult:
         """Forward through the air, the two exchanges back, every client's own step, the query's step."""
+
+        def step(roster: Roster) -> StepResult:
+            self.clients.roster = roster
+            with _half_the_threads():
+                return self._step(batch)
+
+        return self._patiently(step, learning=True)
+
+    def answer(self, ask: Callable[[Clients[Any]], T]) -> T:
+        """What `ask` finds with the clients present; nobody learns."""
+
+        def attempt(roster: Roster) -> T:
+            clients = AnsweringClients(
+                roster, classes=len(self.card.classes), call_s=self.config.train.client_deadline_s
+            )
+            found = ask(clients)
+            self._everybody.miss(clients.faults)
+            return found
+
+        return self._patiently(attempt, learning=False)
+
+    def _patiently(self, work: Callable[[Roster], T], *, learning: bool) -> T:
+        """`work` with whoever is there, again where it was left without clients or channel."""
+        faults: dict[str, Fault] = {}
         for _ in range(_TRIES):
-            self._everybody.set_learning(True)
-            self.clients.roster = self._everybody.roster()
+            self._everybody.set_learning(learning)
             try:
-                with _half_the_threads():
-                    return self._step(batch)
+                return work(self._everybody.roster())
             except NoExpertsError as error:
-                self._everybody.miss(error.faults)
+                faults = error.faults
+                self._everybody.miss(faults)
                 self._everybody.wait_for_someone()
             except ChannelLostError:
                 self._everybody.await_channel()
+        if set(faults.values()) == {Fault.INVALID}:
+            raise UserError(NOT_FINITE)
         raise ClusterError(f"a step failed {_TRIES} times in a row, clients come and go too fast; go on with --resume")
 
     def _step(self, batch: Batch) -> StepResult:
@@ -178,12 +214,6 @@ class FederatedTrainer:
         """Nothing is handed out, there is no common expert; the ledger notes what averaging weights would have sent."""
         self.traffic.fedavg_bits += BITS_PER_REAL * sum(p.numel() for p in self.model.clients.parameters())
 
-    def answering(self) -> RayClients:
-        """Clients that only answer, for one batch of validation."""
-        self._everybody.set_learning(False)
-        classes, patience_s = len(self.card.classes), self.config.train.client_deadline_s
-        return RayClients(self._everybody.roster(), classes=classes, call_s=patience_s)
-
     def account(self) -> dict[str, Any]:
         """Bits per image so far."""
         return {"traffic": self.traffic.summary()}
@@ -197,11 +227,11 @@ class FederatedTrainer:
             load_client(self.model.clients, client, weights, f"expert {client}")
             stored = parse_tensors(optimizer, f"optimizer of expert {client}")
             moments |= {f"{_EXPERT}{client}.{name}": value for name, value in stored.items()}
-        return TrainerState(epoch=epoch, step=self.step_count, optimizer=moments)
+        return TrainerState(epoch=epoch, step=self.step_count, optimizer=moments, traffic=self.traffic.stored())
 
     def restore(self, state: TrainerState) -> None:
-        """Continue where `state` was taken; `model` holds its weights. The clients start with `begin`."""
-        self.step_count = state.step
+        """Start the clients where `state` was taken; `model` holds everybody's weights."""
+        self.step_count, self.traffic = state.step, Traffic.from_stored(state.traffic)
         restore_moments(self.cloud, self.adam, {k: v for k, v in state.optimizer.items() if not k.startswith(_EXPERT)})
         self._start(state.optimizer)
 
@@ -219,7 +249,7 @@ def train_federated(config: Config, folder: Path, *, resume: bool, report: Repor
             model, config, card, total_steps=total_steps, class_weight_C=class_weight_C, report=report, **actors
         )
 
-    build_features(config, report)
+    build_features(config, folder, report)
     return train_run(config, folder, resume=resume, report=report, federation=federation)
 
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.errors import UnknownRoundError
 from actors.expert import ExpertHost
 from actors.host import HostSpec, Pinned, Statistic
 from airmoe_ray.channel import quantise
@@ -48,15 +49,24 @@ class Learned:
 
 
 class LearningHost(ExpertHost):
-    """An `ExpertHost` that also goes backwards."""
+    """An `ExpertHost` that also goes backwards.
+
+    It has to be told first what it knows, by `restore`: one that Ray started again in silence, between two calls, would
+    otherwise answer as the beginner it was when it was first made.
+    """
 
     def __init__(self, spec: HostSpec, files: Sequence[bytes] | Sequence[Pinned]) -> None:
         super().__init__(spec, files)
         self.adam, self.sgd = optimizers([(self.clients.experts, 1.0)], self.clients.frl, self.config)
         self.queries: dict[str, Tensor] = {}  # Q of each round that is under way
         self.loss_gradients: dict[str, Tensor] = {}  # and g, once it is known
+        self.blank = True
         set_precision(self.clients.experts, self.config.train.precision)
         self.learn_from_now_on(True)
+
+    def is_blank(self) -> bool:
+        """Whether it was started anew, and has to be told what it knows."""
+        return self.blank
 
     def learn_from_now_on(self, learning: bool) -> None:
         """Keep graphs, or only answer (validation)."""
@@ -72,6 +82,7 @@ class LearningHost(ExpertHost):
         finished: Sequence[str] = (),
     ) -> Statistic:
         """As ever; the query is kept for the way back."""
+        self._check_told()
         reply = super().read(round_id, query_dist_Bd, gamma_Bn, channel, finished)
         self.queries = {name: query for name, query in self.queries.items() if name in self.rounds}
         self.loss_gradients = {name: g for name, g in self.loss_gradients.items() if name in self.rounds}
@@ -144,12 +155,14 @@ class LearningHost(ExpertHost):
 
     def warm_start(self, client: int, own: OwnData, class_weight_C: Array | None) -> None:
         """A client learns from its own D_j, whose labels it has: expert and psi, then the FRL by k-means."""
+        self._check_told()
         weight_C = None if class_weight_C is None else self._tensor(class_weight_C)
         index = self.index_of[client]
         warm_start_client(self.clients, index, client, own, config=self.config, class_weight_C=weight_C)
 
     def archive(self) -> dict[int, tuple[bytes, bytes]]:
         """Files of every client here, weights and moments: the operator's backup, not a part of the protocol."""
+        self._check_told()
         moments = stored_moments(self.clients, self.adam)
         found = {}
         for client, index in self.index_of.items():
@@ -167,8 +180,13 @@ class LearningHost(ExpertHost):
             stored = parse_tensors(optimizer, f"optimizer of expert {client}")
             moments |= {f"experts.{index}.{name}": value for name, value in stored.items()}
         restore_moments(self.clients, self.adam, moments)
+        self.blank = False
 
     # inside
+
+    def _check_told(self) -> None:
+        if self.blank:
+            raise UnknownRoundError("started again, and not told yet where to go on")
 
     def _pairs(self, sample_P: Array, client_P: Array) -> list[tuple[int, int]]:
         return [(int(row), self.index_of[int(client)]) for row, client in zip(sample_P, client_P, strict=True)]

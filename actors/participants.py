@@ -13,13 +13,16 @@ from actors.host import HostSpec, HostState, Pinned
 from actors.learner import LearningActor
 from actors.placement import plan
 from actors.policy import Fault
+from actors.replies import fault_of
 from actors.reservation import PIN_SHARE
 from actors.roster import Instance, Roster, span
 from airmoe_ray.checkpoint import ModelCard
 from airmoe_ray.config import Config
+from airmoe_ray.errors import UserError
 from airmoe_ray.run import Reporter
 
 Files = dict[int, tuple[bytes, bytes]]  # weights and moments of each client
+NOT_FINITE = "the clients' outputs are not finite any more; lower train.lr or set train.grad_clip"
 _POLL_S = 0.2
 
 
@@ -50,7 +53,7 @@ class Participants:
             handle = actor.remote(HostSpec(host.clients, config, card), weights)
             self.instances[span(host.clients)] = Instance(span(host.clients), handle, host.clients)
         self.learning = True
-        self.pids: dict[str, int] = {}
+        self.pids: dict[str, int] = {}  # of who has been here; processes as of then
         self.absent: dict[str, Fault] = dict.fromkeys(self.instances, Fault.LOST)
         self._probes = {i.handle.probe.remote(): key for key, i in self.instances.items()}
         self._welcome_all()
@@ -74,7 +77,9 @@ class Participants:
         self.absent |= faults
 
     def wait_for_someone(self) -> None:
-        """Until somebody is back; an error when nobody comes."""
+        """Until somebody is back; an error when nobody comes, or nobody can."""
+        if set(self.absent.values()) == {Fault.INVALID} and len(self.absent) == len(self.instances):
+            raise UserError(NOT_FINITE)  # they live, and their weights are what they are
         until = time.monotonic() + self.config.cluster.start_deadline_s
         while len(self.absent) == len(self.instances):
             self._look_for_the_absent(timeout_s=_POLL_S)
@@ -113,8 +118,8 @@ class Participants:
         for key, ref in calls.items():
             try:
                 found[key] = ray.get(ref, timeout=self.config.train.client_deadline_s)
-            except RayError:
-                faults[key] = Fault.FAILED
+            except RayError as error:
+                faults[key] = fault_of(error)
         self.miss(faults)
         return found
 
@@ -157,13 +162,14 @@ class Participants:
 
     def _welcome(self, key: str, state: HostState) -> None:
         """One that was started anew goes on from its last archive; one that was merely late knows more than that."""
-        handle, known = self.instances[key].handle, self.pids.get(key)
-        if known != state.pid:
+        handle, patience_s = self.instances[key].handle, self.config.train.client_deadline_s
+        blank = ray.get(handle.is_blank.remote(), timeout=patience_s)
+        if blank:
             mine = {client: self.archived[client] for client in self.instances[key].clients}
-            ray.get(handle.restore.remote(mine), timeout=self.config.train.client_deadline_s)
-            self.pids[key] = state.pid
-        ray.get(handle.learn_from_now_on.remote(self.learning), timeout=self.config.train.client_deadline_s)
+            ray.get(handle.restore.remote(mine), timeout=patience_s)
+        ray.get(handle.learn_from_now_on.remote(self.learning), timeout=patience_s)
         del self.absent[key]
-        if known is not None:
-            how = ", from the last checkpoint" if known != state.pid else ""
+        if key in self.pids:
+            how = ", from its last backup" if blank else ""
             self.report.line(f"{self.instances[key].told('is back')}{how}")
+        self.pids[key] = state.pid

@@ -19,14 +19,15 @@ import torch
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from actors.cluster import nodes
+from actors.cluster import node_ip, nodes
 from actors.errors import ClusterError
 from actors.features import build_features
 from actors.mailbox import Mailbox, PostingReporter, show
+from airmoe_ray.checkpoint import recover
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError, disk_trouble
 from airmoe_ray.run import Reporter, train_run
-from airmoe_ray.run_folder import stored_summary
+from airmoe_ray.run_folder import LAST, stored_summary
 from airmoe_ray.world import Alone, Group, World
 
 _MAX_FAILURES = 3
@@ -40,19 +41,21 @@ def train_on_ray(
     workers = workers or max(gpus, 1)
     if workers > max(gpus, cpus):
         raise ClusterError(f"--workers {workers}: the cluster has {cpus} CPUs and {gpus} GPUs; ask for fewer")
-    build_features(config, report)  # with all cores or GPUs, so that every trainer finds them
+    build_features(config, folder, report)  # with all cores or GPUs, so that every trainer finds them
     mailbox: Any = ray.remote(Mailbox).options(num_cpus=0).remote()
     job = {
         "config": config,
         "folder": folder.resolve(),
         "resume": resume,
         "mailbox": mailbox,
-        "attempt": uuid.uuid4().hex,
+        "sign": uuid.uuid4().hex,
         "threads": max(min(cpus, torch.get_num_threads()) // workers, 1),
         "at": Path.cwd(),
     }
     storage = folder.resolve() / "state" / "ray_train"
     shutil.rmtree(storage, ignore_errors=True)  # Ray would go on with what an earlier run left there
+    storage.parent.mkdir(parents=True, exist_ok=True)
+    _sign(folder).write_text(job["sign"])
     try:
         _fit(_trainer(job, storage, workers=workers, gpu=gpus >= workers), mailbox, report)
     except ray.train.TrainingFailedError as error:
@@ -60,6 +63,7 @@ def train_on_ray(
         raise ClusterError(f"training failed after {_MAX_FAILURES} new starts: {_reason(str(error), config)}") from None
     _raise_complaint(mailbox)
     shutil.rmtree(storage, ignore_errors=True)
+    _sign(folder).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         storage.parent.rmdir()  # unless it holds something else
     return stored_summary(folder)
@@ -145,21 +149,34 @@ def _train(job: dict[str, Any], world: World) -> None:
     config, folder = job["config"], job["folder"]
     if not config.train.threads:
         torch.set_num_threads(job["threads"])
-    # a marker of this very job: whoever finds it has been started again, and goes on from the last checkpoint
-    marker = folder / "state" / f"started-{job['attempt']}"
-    again = marker.exists()
-    world.wait()
-    if world.rank == 0:
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
     train_run(
         config,
         folder,
-        resume=job["resume"] or (again and (folder / "checkpoint").exists()),
+        resume=_begin(job, world) or job["resume"],
         report=PostingReporter(job["mailbox"]),
         world=world,
-        device=ray.train.torch.get_device() if config.train.device == "auto" else None,
+        # Ray shows every worker all GPUs of its node, and knows which one is whose
+        device=ray.train.torch.get_device() if config.train.device in ("auto", "cuda") else None,
         after_epoch=lambda row: ray.train.report({"epoch": row["epoch"], "loss": row["loss"]}),
     )
+
+
+def _begin(job: dict[str, Any], world: World) -> bool:
+    """Whether Ray has started these workers again, after a checkpoint that they can go on from."""
+    folder, sign = job["folder"], job["sign"]
+    found = _sign(folder).read_text() if _sign(folder).is_file() else ""
+    if not found.startswith(sign):
+        raise ClusterError(
+            f"{node_ip()} does not see the run folder {folder}; put --run where every node has it, under the same path"
+        )
     if world.rank == 0:
-        marker.unlink(missing_ok=True)
+        recover(folder / LAST)
+    world.wait()  # all have looked
+    if world.rank == 0:
+        _sign(folder).write_text(f"{sign} begun")
+    return found != sign and (folder / LAST).exists()
+
+
+def _sign(folder: Path) -> Path:
+    """By this file workers know the run folder as the one that the command named, and whether they began before."""
+    return folder / "state" / "job"

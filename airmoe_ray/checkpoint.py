@@ -10,8 +10,9 @@ not copied.
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -58,6 +59,7 @@ class TrainerState:
     epoch: int  # epochs completed
     step: int
     optimizer: dict[str, Tensor]
+    traffic: dict[str, Any] = field(default_factory=dict)  # what crossed so far, `Traffic.stored`
 
 
 def cloud_tensors(query: Query, shared: Head | None = None) -> dict[str, Tensor]:
@@ -151,10 +153,10 @@ def load_trainer_state(folder: Path) -> TrainerState:
     """Epoch, step and optimizer moments of a checkpoint."""
     try:
         state = json.loads((folder / "trainer" / "state.json").read_text())
-        epoch, step = int(state["epoch"]), int(state["step"])
+        epoch, step, traffic = int(state["epoch"]), int(state["step"]), state.get("traffic", {})
     except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(f"{folder}: has no trainer state to resume from") from None
-    return TrainerState(epoch, step, _read(folder / "trainer" / "optimizer.safetensors")[0])
+    return TrainerState(epoch, step, _read(folder / "trainer" / "optimizer.safetensors")[0], traffic)
 
 
 def expert_file(folder: Path, client: int) -> Path:
@@ -182,7 +184,8 @@ def _write_all(fresh: Path, model: AirMoE, card: ModelCard, state: TrainerState 
     if state is not None:
         (fresh / "trainer").mkdir()
         _write(fresh / "trainer" / "optimizer.safetensors", serialise(state.optimizer))
-        _write(fresh / "trainer" / "state.json", json.dumps({"epoch": state.epoch, "step": state.step}).encode())
+        told = {"epoch": state.epoch, "step": state.step, "traffic": state.traffic}
+        _write(fresh / "trainer" / "state.json", json.dumps(told).encode())
         _sync_folder(fresh / "trainer")
     for place in (fresh / "experts", fresh):
         _sync_folder(place)

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from airmoe_ray.config import Config
 from airmoe_ray.errors import ConfigError
@@ -89,6 +90,16 @@ class Traffic:
     def down(self, kind: str, *, reals: int = 0, bits: int = 0) -> None:
         """From the cloud to clients; a broadcast counts once."""
         self.downlink[kind] += reals * BITS_PER_REAL + bits
+
+    def stored(self) -> dict[str, Any]:
+        """For a checkpoint, as JSON has it."""
+        return {**vars(self), "uplink": dict(self.uplink), "downlink": dict(self.downlink)}  # asdict spoils Counters
+
+    @classmethod
+    def from_stored(cls, stored: dict[str, Any]) -> "Traffic":
+        """What was `stored`; nothing, where nothing was."""
+        links = {name: Counter(stored.get(name, {})) for name in ("uplink", "downlink")}
+        return cls(**{**stored, **links})
 
     def summary(self) -> dict[str, float]:
         """Per image of the steps, and the warm start as a whole."""

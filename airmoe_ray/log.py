@@ -15,7 +15,7 @@ def describe(row: dict[str, Any], epochs: int, eta_s: float = 0.0) -> str:
     """The line of one epoch: loss terms, scores, load of the experts, speed, and the time that is left."""
     parts = [
         f"epoch {row['epoch']:>3}/{epochs}",
-        f"loss {row['loss']:.3f} (ce {row['ce']:.3f}, lb {row['lb']:.3f}, align {row['align']:.3f})",
+        f"loss {row['loss']:.3f} (ce {row['ce']:.3f}, lb {row['lb']:.3f}, align {row['align']:.3f}{_own(row)})",
         f"mIoU {row['miou']:5.1f} (ideal {row['miou_ideal']:.1f})" if "miou" in row else "",
         f"load {load_blocks(row['load'])}" if "load" in row else "shared expert",
         f"{row['images_per_s']:.1f} images/s",
@@ -23,6 +23,11 @@ def describe(row: dict[str, Any], epochs: int, eta_s: float = 0.0) -> str:
         f"ETA {clock(eta_s)}" if eta_s else "",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def _own(row: dict[str, Any]) -> str:
+    """The term of the cloud's own head, where it has one."""
+    return f", shared {row['shared']:.3f}" if row.get("shared") else ""
 
 
 def describe_saving(row: dict[str, Any], loop_s: float) -> str:

@@ -22,8 +22,11 @@ class Data(NamedTuple):
     held_out: SegmentationDataset | None
 
 
-def check_run(config: Config, folder: Path, *, resume: bool) -> Data:
-    """What can be found wrong within a second, before anything is loaded or computed."""
+def check_run(config: Config, folder: Path | None, *, resume: bool) -> Data:
+    """What can be found wrong within a second, before anything is loaded or computed.
+
+    `folder` is made and tried by whoever writes to it; None for workers that do not.
+    """
     check_budget(config)
     for view in config.data.views:
         parse_view(view)
@@ -32,7 +35,8 @@ def check_run(config: Config, folder: Path, *, resume: bool) -> Data:
         check_tensorboard()
     dataset = open_dataset(config.data, "train")
     data = Data(dataset, held_out(config.data, dataset))
-    begin_folder(folder, config, resume=resume)
+    if folder is not None:
+        begin_folder(folder, config, resume=resume)
     return data
 
 
@@ -41,7 +45,7 @@ def check_space(folder: Path, config: Config, *, feature_dim: int, classes: int)
     beside its successor while that is written."""
     there = _size(folder / LAST) + _size(folder / BEST)
     needed = 2 * (3 + 1) * trainable_bytes(config, feature_dim=feature_dim, classes=classes) - there
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if needed > 0.95 * free:
         raise UserError(
             f"{folder}: checkpoints need {needed / 1e6:.0f} MB, {free / 1e6:.0f} MB are free; make room or choose "

@@ -3,7 +3,6 @@
 DIR/config.yaml  DIR/metrics.jsonl  DIR/summary.json (once finished)  DIR/checkpoint/  DIR/checkpoint-best/
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,10 +30,12 @@ from airmoe_ray.preflight import check_run, check_space
 from airmoe_ray.run_folder import (
     Best,
     append_row,
-    best_so_far,
+    reopen,
     restore,
     save_epoch,
     stored_summary,
+    summarise,
+    write_summary,
 )
 from airmoe_ray.sources import CachedSource, OnlineSource, Source, ahead, loop_seconds
 from airmoe_ray.training import Learning, Schedule, Trainer, class_weights
@@ -116,15 +117,14 @@ def train_run(
     try:
         if run.start_epoch == config.train.epochs:
             report.line(f"{folder}: all {run.start_epoch} epochs are trained, nothing is left to do")
-            return stored_summary(folder)
-        row = _train_epochs(run, report, after_epoch)
+            summary = stored_summary(folder)
+        else:
+            row = _train_epochs(run, report, after_epoch)
+            summary = summarise(row, run.best, seconds=time.monotonic() - begun)
     finally:
         run.trainer.close()
-    summary = {"epochs": config.train.epochs, "seconds": round(time.monotonic() - begun, 1), "last": row}
-    if run.best is not None:
-        summary["best"] = run.best._asdict()
     if world.rank == 0:
-        (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+        write_summary(folder, summary)
     return summary
 
 
@@ -162,8 +162,9 @@ def open_run(
 ) -> Run:
     """Check what can be checked before the work starts, then build or restore everything."""
     world = world or Alone()
+    first = world.rank == 0  # the one who writes to the folder
     with first_then_others(world):
-        dataset, val_dataset = check_run(config, folder, resume=resume)
+        dataset, val_dataset = check_run(config, folder if first else None, resume=resume)
     warm = config.train.warm_start.enabled and not resume
     clients_data = client_data([dataset.domain_of(i) for i in range(len(dataset))], config) if warm else []
     device = device or pick_device(config.train.device, threads=config.train.threads)
@@ -192,17 +193,18 @@ def open_run(
     )
     start_epoch, best = 0, None
     if resume:
-        with first_then_others(world):
-            start_epoch = restore(folder, trainer, card)
-            best = best_so_far(folder)
+        start_epoch = restore(folder, trainer, card)
+        if first and start_epoch < config.train.epochs:
+            best = reopen(folder, epoch=start_epoch)
     else:
         trainer.begin()
-        if warm:
+        if warm and first:
             trainer.warm_start(source, clients_data)
-    if world.rank == 0:
+        world.follow_first(value for value in model.state_dict().values() if value.is_floating_point())
+    if first:
         (folder / "config.yaml").write_text(to_yaml(config))
     loop_s = None
-    if config.train.cache and world.rank == 0:
+    if config.train.cache and first:
         loop_s = loop_seconds(OnlineSource(dataset, backbone, config), source)
     return Run(config, folder, card, trainer, schedule, validation, device, start_epoch, best, loop_s)
 
@@ -256,7 +258,7 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
         row |= {"balancedness": balancedness(routed_N), "load": (routed_N / routed_N.mean()).round(3).tolist()}
     row |= run.trainer.account()
     if run.validation is not None:
-        scores = validate(run.trainer.model, *run.validation, world, answering=run.trainer.answering)
+        scores = validate(run.trainer.model, *run.validation, world, answer=run.trainer.answer)
         row |= {"miou": scores["miou"], "miou_ideal": scores["miou_ideal"]}
         row |= {"nmi": scores["routing"]["nmi_domain_expert"], "validation_seconds": time.monotonic() - begun - seconds}
     return row

@@ -55,7 +55,7 @@ def begin_folder(folder: Path, config: Config, *, resume: bool) -> None:
 
 
 def restore(folder: Path, trainer: Learning, card: ModelCard) -> int:
-    """Weights and optimizer from the run's checkpoint; returns the epochs already trained."""
+    """Weights and optimizer from the run's checkpoint, nothing is written; returns the epochs already trained."""
     stored, stored_card = load_checkpoint(folder / LAST)
     config = trainer.config
     differs = [name for name in _FIXED if getattr(stored_card, name) != getattr(card, name)]
@@ -71,10 +71,14 @@ def restore(folder: Path, trainer: Learning, card: ModelCard) -> int:
             f"{folder}: {state.epoch} epochs are trained already; train.epochs = {config.train.epochs} is less"
         )
     trainer.restore(state)
-    if state.epoch < config.train.epochs:
-        (folder / "summary.json").unlink(missing_ok=True)  # there again when the run is finished
-        _drop_rows_after(folder / "metrics.jsonl", state.epoch)
     return state.epoch
+
+
+def reopen(folder: Path, *, epoch: int) -> Best | None:
+    """Forget what came after the checkpoint of `epoch`, from which the run goes on; the best epoch until then."""
+    (folder / "summary.json").unlink(missing_ok=True)  # there again when the run is finished
+    _drop_rows_after(folder / "metrics.jsonl", epoch)
+    return best_so_far(folder)
 
 
 def save_epoch(folder: Path, trainer: Learning, card: ModelCard, *, epoch: int, best: bool, last: bool) -> None:
@@ -104,19 +108,41 @@ def append_row(folder: Path, row: dict[str, Any]) -> None:
         log.write(json.dumps(row) + "\n")
 
 
+def summarise(last: dict[str, Any], best: Best | None, *, seconds: float) -> dict[str, Any]:
+    """A finished run in short, by its last row."""
+    summary = {"epochs": last["epoch"], "seconds": round(seconds, 1), "last": last}
+    return summary if best is None else summary | {"best": best._asdict()}
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """`summary.json`, whole or not at all."""
+    _write_whole(folder / "summary.json", json.dumps(summary, indent=1))
+
+
 def stored_summary(folder: Path) -> dict[str, Any]:
-    """`summary.json` of a finished run."""
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return summary
+    """`summary.json` of a run whose epochs are all trained; from its log, where a kill came before it was written."""
+    try:
+        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        return summary
+    except FileNotFoundError:
+        rows = _rows(folder / "metrics.jsonl")
+        if not rows:
+            raise CheckpointError(f"{folder}: the log, metrics.jsonl, is gone; the model can be used") from None
+        seconds = sum(row["seconds"] + row.get("validation_seconds", 0.0) for row in rows)
+        return summarise(rows[-1], best_so_far(folder), seconds=seconds)
 
 
 def _drop_rows_after(log: Path, epoch: int) -> None:
     """Keep whole rows up to `epoch`; a kill may have left later ones, or half a line."""
     if not log.exists():
         return
-    partial = log.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in _rows(log) if row["epoch"] <= epoch))
-    os.replace(partial, log)
+    _write_whole(log, "".join(json.dumps(row) + "\n" for row in _rows(log) if row["epoch"] <= epoch))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
 
 
 def _rows(log: Path) -> list[dict[str, Any]]:

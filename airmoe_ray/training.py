@@ -6,7 +6,7 @@ deterministic, as on the CPU).
 Suffixes: B inputs, D features, C classes, H W image, h w grid.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -19,10 +19,11 @@ from airmoe_ray.constraints import check_constraints
 from airmoe_ray.data.base import IGNORE
 from airmoe_ray.experts import Expert, set_precision
 from airmoe_ray.losses import LossTerms, head_objective, objective, solo_objective
-from airmoe_ray.moe import AirMoE, Clients
+from airmoe_ray.moe import AirMoE
 from airmoe_ray.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
 from airmoe_ray.rng import generator, training_id
 from airmoe_ray.sources import Source
+from airmoe_ray.validation import Answer
 from airmoe_ray.warm_start import Indices, warm_start
 from airmoe_ray.world import Alone, World, shard
 
@@ -60,8 +61,8 @@ class Learning(Protocol):
         ...
 
     @property
-    def answering(self) -> Callable[[], Clients[Any]] | None:
-        """Clients to validate with, for each batch, where they are not in `model`."""
+    def answer(self) -> Answer | None:
+        """How to ask clients, for each batch of validation, where they are not in `model`."""
         ...
 
     def begin(self) -> None:
@@ -100,7 +101,7 @@ class Learning(Protocol):
 class Trainer:
     """A model with its optimizers: Adam for experts, psi and query; plain SGD for prototypes."""
 
-    answering = None
+    answer = None
 
     def __init__(
         self,

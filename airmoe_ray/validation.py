@@ -4,6 +4,7 @@ Suffixes: B inputs, D features, P routed pairs, h w grid.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,19 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from airmoe_ray.clients import LocalClients
+from airmoe_ray.config import ChannelConfig
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
 from airmoe_ray.evaluation import BATCH, Scoreboard
 from airmoe_ray.experts import ExpertOutput
 from airmoe_ray.feature_cache import FeatureCache
 from airmoe_ray.inference import best_class
 from airmoe_ray.metrics import ConfusionMatrix
-from airmoe_ray.moe import AirMoE, Clients, collaborate
+from airmoe_ray.moe import AirMoE, AirMoEOutput, Clients, collaborate
 from airmoe_ray.rng import evaluation_id
 from airmoe_ray.world import Alone, World, shard
+
+# finds clients and hands them to a question; may ask again where some of them were lost
+Answer = Callable[[Callable[[Clients[Any]], Any]], Any]
 
 
 class OnceEach(LocalClients):
@@ -52,12 +57,12 @@ def validate(
     dataset: SegmentationDataset,
     world: World | None = None,
     *,
-    answering: Callable[[], Clients[Any]] | None = None,
+    answer: Answer | None = None,
 ) -> dict[str, Any]:
     """The scores of `evaluate` from cached features, at the fitted size, and `miou_ideal` beside them.
 
-    Workers share each batch; every one returns the scores of all images. Clients that are not in the model are those
-    that `answering` gives for each batch.
+    Workers share each batch; every one returns the scores of all images. Clients that are not in the model are found by
+    `answer`, for each batch.
     """
     config, world = model.config, world or Alone()
     board = Scoreboard(dataset, clients=config.experts.count)
@@ -65,28 +70,29 @@ def validate(
     channels = (config.channel, config.channel.model_copy(update={"kind": "ideal"}))
     model.eval()
     for indices, features_BDhw, labels in _batches(view, world, model.query.linear.weight.device):
-        query_dist_Bd = model.query(features_BDhw)
-        clients: Clients[Any] = answering() if answering else OnceEach(model.clients)
-        ids_B = [evaluation_id(i) for i in indices]
-        noisy, exact = (
-            collaborate(
-                query_dist_Bd,
-                features_BDhw,
-                ids_B,
-                clients,
-                routing_config=config.routing,
-                channel=channel,
-                seed=config.seed,
-                shared=model.shared,
-            )
-            for channel in channels
-        )
+        ask = partial(_through, channels, model, features_BDhw, [evaluation_id(i) for i in indices])
+        noisy, exact = answer(ask) if answer else ask(OnceEach(model.clients))
         board.add(noisy, indices, _masks(noisy.logits_BChw, labels), labels)
         for label, mask in zip(labels, _masks(exact.logits_BChw, labels), strict=True):
             ideal.add(label, mask)
     board.add_others(world)
     ideal.add_others(world)
     return board.result() | {"miou_ideal": ideal.scores()["miou"]}
+
+
+def _through(
+    channels: Sequence[ChannelConfig],
+    model: AirMoE,
+    features_BDhw: Tensor,
+    ids_B: Sequence[int],
+    clients: Clients[Any],
+) -> list[AirMoEOutput[Any]]:
+    """The same inputs through each of the channels."""
+    config, query_dist_Bd = model.config, model.query(features_BDhw)
+    common: dict[str, Any] = {"routing_config": config.routing, "seed": config.seed, "shared": model.shared}
+    return [
+        collaborate(query_dist_Bd, features_BDhw, ids_B, clients, channel=channel, **common) for channel in channels
+    ]
 
 
 def _batches(

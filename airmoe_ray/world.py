@@ -33,6 +33,10 @@ class World(Protocol):
         """Gradients become their sums over workers; one that no worker has stays None."""
         ...
 
+    def follow_first(self, tensors: Iterable[Tensor]) -> None:
+        """Everybody's tensors become those of worker 0, in place."""
+        ...
+
     def wait(self) -> None:
         """Until every worker has come to this point."""
         ...
@@ -53,6 +57,9 @@ class Alone:
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Nothing to add."""
+
+    def follow_first(self, tensors: Iterable[Tensor]) -> None:
+        """They are."""
 
     def wait(self) -> None:
         """For nobody."""
@@ -92,6 +99,11 @@ class Group:
         *parts, used = flat.split([*(p.numel() for p in known), len(known)])
         for parameter, part, count in zip(known, parts, used.tolist(), strict=True):
             parameter.grad = part.view_as(parameter) if count else None
+
+    def follow_first(self, tensors: Iterable[Tensor]) -> None:
+        """Broadcast."""
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), src=0)
 
     def wait(self) -> None:
         """Barrier."""

@@ -19,6 +19,8 @@ SETTINGS = {
     "experts.hidden": 16,
     "experts.width": 16,
     "train.batch_size": 6,
+    "routing.top_k": 3,
+    "train.top_k": 2,  # the loop must not run what only answering needs
     "channel.gamma_th": 0.3,  # so that some of the routed fade
 }
 

@@ -26,6 +26,7 @@ from airmoe_ray.inference import Segmenter
 from airmoe_ray.run import train_run
 from airmoe_ray.sources import OnlineSource
 from airmoe_ray.validation import validate
+from airmoe_ray.world import Alone
 from api.cli.main import run
 
 AIRMOE = Path(sys.executable).parent / "airmoe"
@@ -203,6 +204,32 @@ def test_resuming_a_finished_run_changes_nothing(copy):
     assert result.code == 0
     assert "nothing is left to do" in result.err
     assert {path: path.read_bytes() for path in (copy / "r").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_killed_before_its_summary_gets_it_from_the_log(copy):
+    expected = json.loads((copy / "r" / "summary.json").read_text())
+    (copy / "r" / "summary.json").unlink()
+    assert airmoe("train", "--resume", "--run", "r", cwd=copy).code == 0
+    found = json.loads((copy / "r" / "summary.json").read_text())
+    assert 0 < found.pop("seconds") <= expected.pop("seconds")  # of the epochs alone
+    assert found == expected
+
+
+class Second(Alone):
+    """A worker that is not the first, for once without the others."""
+
+    rank, size = 1, 2
+
+
+def test_only_the_first_worker_writes_to_the_folder(tmp_path):
+    config = tiny_config(tmp_path, **{"train.epochs": 1})
+    train_run(config, tmp_path / "run")
+    more = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 2})})
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run", *(tmp_path / "run").rglob("*"))}
+    train_run(more, tmp_path / "run", resume=True, world=Second())
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run", *(tmp_path / "run").rglob("*"))} == before
+    train_run(config, tmp_path / "other", world=Second())
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

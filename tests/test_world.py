@@ -37,6 +37,10 @@ def train(world: World, sizes, shared_epochs=0):
     settings = {**SETTINGS, "train": {**SETTINGS["train"], "warm_start": {"shared_epochs": shared_epochs}}}
     config = Config.model_validate(settings)
     model = AirMoE(config, feature_dim=6, classes=3, dilations=(1, 2, 3)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(world.rank)  # not what the others have
+    world.follow_first(value for value in model.state_dict().values() if value.is_floating_point())
     weight = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
     trainer = Trainer(model, config, total_steps=STEPS, class_weight_C=weight, world=world)
     losses = []

@@ -123,7 +123,8 @@ def _bare_loop(run: Run, stored: Sequence[Batch]) -> Callable[[], int]:
 @torch.no_grad()
 def _routed(run: Run, batch: Batch) -> tuple[Tensor, Tensor]:
     """Owner and sample of every routed pair, grouped by owner."""
-    routing = run.trainer.model(batch.features_BDhw, batch.ids_B).routing
+    as_trained = run.config.train.routing(run.config.routing)
+    routing = run.trainer.model(batch.features_BDhw, batch.ids_B, routing_config=as_trained).routing
     sample_P, rank_P = routing.active_BK.nonzero(as_tuple=True)
     owner_P, order_P = torch.sort(routing.transmit_BK[sample_P, rank_P], stable=True)
     return owner_P, sample_P[order_P]

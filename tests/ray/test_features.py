@@ -1,6 +1,7 @@
 """Features by a pool of actors: the bytes of one process, also when a worker dies, and told when they cannot be."""
 
 import os
+import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from airmoe_ray.backbone import load_backbone
 from airmoe_ray.cache_folder import entries
 from airmoe_ray.config import Config
 from airmoe_ray.data import held_out, open_dataset
-from airmoe_ray.errors import DataError
+from airmoe_ray.errors import DataError, UserError
 from airmoe_ray.features import Progress, cached_features, cached_views
 from airmoe_ray.run import Silent
 
@@ -72,7 +73,7 @@ def test_a_pool_writes_the_bytes_of_one_process_and_then_is_gone(
 ) -> None:
     config, seen = config_of(tmp_path), []
     bar = Bar(lambda: seen.extend(workers()))
-    build_features(config, bar)
+    build_features(config, tmp_path / "run", bar)
     left = workers()
     assert content(Path(config.data.cache_dir)) == expected
     assert len(expected) == 3 + 3 + 1
@@ -81,7 +82,7 @@ def test_a_pool_writes_the_bytes_of_one_process_and_then_is_gone(
     _, alive = psutil.wait_procs(left, timeout=30)
     assert not alive
     again = Bar()
-    build_features(config, again)
+    build_features(config, tmp_path / "run", again)
     assert not again.steps
 
 
@@ -89,7 +90,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_chunk_done(
     own_ray: None, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     config = config_of(tmp_path)
-    build_features(config, Bar(lambda: os.kill(workers()[0].pid, signal.SIGKILL)))
+    build_features(config, tmp_path / "run", Bar(lambda: os.kill(workers()[0].pid, signal.SIGKILL)))
     assert content(Path(config.data.cache_dir)) == expected
     assert all(entry.state == "complete" and not entry.in_use for entry in entries(Path(config.data.cache_dir)))
 
@@ -105,11 +106,20 @@ def test_a_broken_image_is_told_as_such_and_leaves_no_worker(own_ray: None, tmp_
     (tmp_path / "set" / "images" / "s_2.png").write_bytes(b"not an image")
     config = config_of(tmp_path, name="camvid", root=str(tmp_path / "set"))
     with pytest.raises(DataError, match=r"s_2\.png: cannot be read as an image") as told:
-        build_features(config, Silent())
+        build_features(config, tmp_path / "run", Silent())
     assert "\n" not in str(told.value)
     assert list((tmp_path / "cache").iterdir()) == []
     _, alive = psutil.wait_procs(workers(), timeout=30)
     assert not alive
+
+
+def test_no_feature_is_computed_for_a_run_that_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = shutil.disk_usage(tmp_path)._replace(free=10_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    config = config_of(tmp_path)
+    with pytest.raises(UserError, match=r"run: checkpoints need .* MB, 0 MB are free"):
+        build_features(config, tmp_path / "run", Silent())
+    assert not Path(config.data.cache_dir).exists()
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 8)), min_size=1, max_size=5), st.integers(1, 200))

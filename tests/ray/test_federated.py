@@ -3,12 +3,15 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
@@ -23,9 +26,12 @@ from actors.participants import Participants
 from actors.policy import Fault
 from airmoe_ray.checkpoint import ModelCard
 from airmoe_ray.config import Config
+from airmoe_ray.errors import UserError
+from airmoe_ray.ledger import Traffic
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.run import Silent, train_run
 from airmoe_ray.training import Batch, Trainer
+from airmoe_ray.validation import _through
 from tests.conftest import CLASSES, FEATURE_DIM, SMALL
 
 pytestmark = pytest.mark.usefixtures("own_ray")
@@ -62,6 +68,16 @@ class Open(LearningHost):
         """After a step, before the next."""
         named = dict(self.clients.named_parameters())
         return {name: None if p.grad is None else p.grad.clone() for name, p in named.items()}
+
+
+class OwnSource:
+    """Twelve samples of one shape."""
+
+    shape_of, grids = np.zeros(12, dtype=np.int64), ((3, 4),)
+
+    def plain(self, index: int) -> Any:
+        batch = make_batch(index, size=1)
+        return batch.features_BDhw[0].numpy(), batch.labels_BHW[0].numpy()
 
 
 TRAIN = {"batch_size": 6, "lr": 1e-2, "query_lr_factor": 1.0, "loss_stride": 1, "warm_start": {"enabled": False}}
@@ -168,20 +184,26 @@ def test_every_gradient_is_that_of_one_process_step_after_step(case: str, actors
         assert differs(state.optimizer[name], value) < 1e-7, name
 
 
-def test_every_bit_that_crosses_is_counted(actors: dict[str, Pool]) -> None:
-    trainer = federated(configured(), actors)
+@pytest.mark.parametrize("case", ["air", "all fade"])
+def test_every_bit_that_crosses_is_counted(case: str, actors: dict[str, Pool]) -> None:
+    trainer = federated(configured(**CASES[case]), actors)
     batch, b = make_batch(0), 32
-    pairs = trainer.step(batch).forwards
+    result = trainer.step(batch)
+    pairs = result.forwards
     inputs, cells, n, d = len(batch.ids_B), 12, 4, 8
     outputs = CLASSES * cells
     down = b * inputs * (FEATURE_DIM * cells + d) + inputs * n + b * (pairs + inputs)  # features, Q, who, beta and rho
     down += b * inputs * outputs + b * pairs + b * inputs * n * d  # and back: g, dL/d(delta_j), dL/dP_j
     up = inputs * n * (b * d + 1) + 2 * b * pairs  # P_j and the fade bit, delta_j and c_j
     up += b * pairs + b * inputs * n * d  # and back: a_j, parts of dL/dQ
+    if case == "all fade":  # who is asked, and |gamma_j|^2 of those
+        down += n
+        up += b * inputs * len(result.selected_BK.unique())
     assert trainer.traffic.downlink.total() == down
     assert trainer.traffic.uplink.total() == up
     assert trainer.traffic.channel_uses == inputs * outputs
     assert trainer.account()["traffic"]["uplink_bits"] == up / inputs
+    assert Traffic.from_stored(json.loads(json.dumps(trainer.traffic.stored()))) == trainer.traffic
 
 
 class Notes(Silent):
@@ -228,9 +250,50 @@ def test_a_client_killed_is_a_client_the_system_never_had_and_comes_back(actors:
         assert differs(dict(trainer.model.query.named_parameters())[name].grad, parameter.grad) < 1e-9
     assert trainer.participants.ask("gradients").keys() == {"0", "1", "2"}
 
-    step_until(trainer, "expert 3 is back, from the last checkpoint", notes)
+    step_until(trainer, "expert 3 is back, from its last backup", notes)
     assert "expert 3 was lost; going on without" in notes.lines
     assert trainer.participants.ask("gradients").keys() == {"0", "1", "2", "3"}
+
+
+def test_a_client_that_restarts_unnoticed_is_not_taken_for_who_it_was(actors: dict[str, Pool]) -> None:
+    config, notes = configured(), Notes()
+    trainer, batch = federated(config, actors, notes), make_batch(1)
+    trainer.step(make_batch(0))
+    trainer.state(epoch=1)
+    handle, backup = trainer.participants.instances["3"].handle, trainer.participants.archived[3]
+    os.kill(trainer.participants.pids["3"], signal.SIGKILL)
+    until = time.monotonic() + 60
+    blank = False
+    while not blank and time.monotonic() < until:  # Ray has it up again before anybody asks
+        with contextlib.suppress(RayError):
+            blank = ray.get(handle.is_blank.remote())
+    assert blank
+    with torch.inference_mode():
+        (answer,) = trainer.answer(partial(_through, [config.channel], trainer.model, *batch[::2]))
+    assert 3 not in answer.routing.selected_BK
+    assert notes.lines == ["expert 3 was lost; going on without"]
+    while len(notes.lines) == 1 and time.monotonic() < until:
+        trainer.participants.roster()
+    assert notes.lines[1] == "expert 3 is back, from its last backup"
+    assert ray.get(handle.archive.remote())[3] == backup
+
+
+def test_a_client_lost_before_the_first_checkpoint_has_had_its_warm_start(actors: dict[str, Pool]) -> None:
+    config = configured(train={"warm_start": {"local_epochs": 1}})
+    trainer = federated(config, actors)
+    initial = dict(trainer.participants.archived)
+    trainer.warm_start(OwnSource(), [np.arange(3 * j, 3 * j + 3) for j in range(4)])
+    assert all(trainer.participants.archived[j][0] != initial[j][0] for j in range(4))
+    assert trainer.participants.archived == trainer.participants.archive()
+    queries, features = 12 * config.frl.dim, 12 * FEATURE_DIM * 3 * 4
+    assert trainer.account()["traffic"]["warm_start_bits"] == 32 * (queries + features)
+
+
+def test_a_run_that_diverges_is_told_so(actors: dict[str, Pool]) -> None:
+    trainer = federated(configured(train={"lr": 1e200}), actors)
+    trainer.step(make_batch(0))
+    with pytest.raises(UserError, match=r"outputs are not finite any more; lower train\.lr"):
+        trainer.step(make_batch(1))
 
 
 def test_a_client_that_is_late_misses_the_round_and_keeps_what_it_knows(actors: dict[str, Pool]) -> None:
@@ -274,6 +337,12 @@ def test_a_whole_run_is_that_of_one_process_and_goes_on_from_its_checkpoint(
     with pytest.raises(EnoughError):
         train_run(joint, tmp_path / "both", after_epoch=stop)
     train_federated(apart, tmp_path / "both", resume=True, report=Silent(), **actors)
+    longer = apart.model_copy(update={"train": apart.train.model_copy(update={"epochs": 4})})
+    shutil.copytree(tmp_path / "apart", tmp_path / "longer")
+    train_federated(longer, tmp_path / "longer", resume=True, report=Silent(), **actors)
+    warm_bits = [row["traffic"]["warm_start_bits"] for row in rows_of(tmp_path / "longer")]
+    assert warm_bits[0] > 0
+    assert warm_bits == warm_bits[:1] * 4  # counted once, and not forgotten
     expected = rows_of(tmp_path / "joint")
     for run in ("apart", "both"):
         for ours, theirs in zip(rows_of(tmp_path / run), expected, strict=True):

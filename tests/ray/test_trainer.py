@@ -14,11 +14,12 @@ import psutil
 import pytest
 
 from actors.errors import ClusterError
-from actors.trainer import _reason, train_on_ray
+from actors.trainer import _begin, _reason, train_on_ray
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.errors import UserError
 from airmoe_ray.run import Silent, train_run
+from airmoe_ray.world import Alone
 
 EPOCHS = 10
 
@@ -158,6 +159,13 @@ def test_a_group_that_hangs_again_and_again_is_told_with_the_limit(config: Confi
     told = _reason("RuntimeError: [gloo/transport/tcp] Timed out waiting 8000ms for recv operation", config)
     assert "train.group_timeout_s = 1800" in told
     assert _reason("Traceback\n  RuntimeError: out of paper\n\n", config) == "RuntimeError: out of paper"
+
+
+def test_a_worker_that_sees_another_folder_says_so(own_ray: None, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "job").write_text("of another run")
+    with pytest.raises(ClusterError, match=r"does not see the run folder .*; put --run where every node has it"):
+        _begin({"folder": tmp_path, "sign": "of this run"}, Alone())
 
 
 def test_more_workers_than_cores_are_refused(own_ray: None, config: Config, tmp_path: Path) -> None:
