@@ -28,7 +28,7 @@ from airmoe_ray.errors import UserError
 from airmoe_ray.feature_cache import Plan
 from airmoe_ray.features import Progress, build_chunk, check_room, plan_features, work_on
 from airmoe_ray.preflight import check_space
-from airmoe_ray.run import Reporter
+from airmoe_ray.reporter import Reporter
 
 _PER_GPU = 4  # workers on a GPU: decoding keeps a process busy for longer than its images keep the GPU
 _MAX_DEATHS = 3

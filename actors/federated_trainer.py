@@ -29,7 +29,8 @@ from airmoe_ray.ledger import BITS_PER_REAL, Traffic
 from airmoe_ray.losses import LossTerms
 from airmoe_ray.moe import AirMoE, AirMoEOutput, Clients, collaborate
 from airmoe_ray.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
-from airmoe_ray.run import Reporter, train_run
+from airmoe_ray.reporter import Reporter
+from airmoe_ray.run import train_run
 from airmoe_ray.sources import Source
 from airmoe_ray.training import Batch, StepResult
 from airmoe_ray.warm_start import Indices, fitted_queries, own_data, pooled_features

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 if TYPE_CHECKING:
-    from airmoe_ray.run import Reporter
+    from airmoe_ray.reporter import Reporter
 
 _POLL_S = 0.2
 

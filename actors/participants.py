@@ -19,7 +19,7 @@ from actors.roster import Instance, Roster, span
 from airmoe_ray.checkpoint import ModelCard
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
-from airmoe_ray.run import Reporter
+from airmoe_ray.reporter import Reporter
 
 Files = dict[int, tuple[bytes, bytes]]  # weights and moments of each client
 NOT_FINITE = "the clients' outputs are not finite any more; lower train.lr or set train.grad_clip"

@@ -26,7 +26,8 @@ from actors.mailbox import Mailbox, PostingReporter, show
 from airmoe_ray.checkpoint import recover
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError, disk_trouble
-from airmoe_ray.run import Reporter, train_run
+from airmoe_ray.reporter import Reporter
+from airmoe_ray.run import train_run
 from airmoe_ray.run_folder import LAST, stored_summary
 from airmoe_ray.world import Alone, Group, World
 

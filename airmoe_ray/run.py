@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,12 +21,13 @@ from airmoe_ray.device import pick_device
 from airmoe_ray.errors import UserError
 from airmoe_ray.experts import dilations_for
 from airmoe_ray.feature_cache import FeatureCache
-from airmoe_ray.features import Progress, cache_bytes, cached_features, cached_views
+from airmoe_ray.features import cache_bytes, cached_features, cached_views
 from airmoe_ray.log import TensorBoard, describe, describe_saving
 from airmoe_ray.losses import LossTerms
 from airmoe_ray.metrics import balancedness
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.preflight import check_run, check_space
+from airmoe_ray.reporter import Reporter, Silent
 from airmoe_ray.run_folder import (
     Best,
     append_row,
@@ -46,36 +47,6 @@ from airmoe_ray.world import Alone, World, first_then_others
 # a trainer whose clients live elsewhere, for (model, card, total steps, class weights)
 Federation = Callable[[AirMoE, ModelCard, int, torch.Tensor | None], Learning]
 _LOOK_EVERY = {"cuda": 10}  # steps between looks at the loss, each of which a GPU has to be waited for
-
-
-class Reporter(Protocol):
-    """Where progress goes; the command line draws bars, tests stay silent."""
-
-    def line(self, text: str) -> None:
-        """One line that stays."""
-        ...
-
-    def progress(self, title: str) -> Progress:
-        """A bar; the returned function moves it to (done, total)."""
-        ...
-
-    def note(self, text: str) -> None:
-        """A live note beside the bar."""
-        ...
-
-
-class Silent:
-    """No output."""
-
-    def line(self, text: str) -> None:
-        """Nothing."""
-
-    def progress(self, title: str) -> Progress:
-        """Nothing."""
-        return lambda done, total: None
-
-    def note(self, text: str) -> None:
-        """Nothing."""
 
 
 @dataclass

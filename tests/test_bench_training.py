@@ -9,7 +9,8 @@ import torch
 
 from actors.cluster import cluster
 from airmoe_ray.config_file import load_config
-from airmoe_ray.run import Run, Silent, open_run
+from airmoe_ray.reporter import Silent
+from airmoe_ray.run import Run, open_run
 from api.bench.ray_training import HeldRun
 from api.bench.training import _bare_loop, _epoch, _routed, _small, _Stored
 

@@ -24,7 +24,8 @@ from airmoe_ray.data.transforms import apply_view, fit
 from airmoe_ray.errors import UserError
 from airmoe_ray.feature_cache import FeatureCache
 from airmoe_ray.features import build_chunk, cached_features, cached_views, plan_features, to_tensor, work_on
-from airmoe_ray.run import Silent, train_run
+from airmoe_ray.reporter import Silent
+from airmoe_ray.run import train_run
 from airmoe_ray.sources import CachedSource, ahead
 
 IMAGES = 2 * CHUNK + 9

@@ -11,7 +11,7 @@ from airmoe_ray.config_file import load_config
 from airmoe_ray.data import open_dataset
 from airmoe_ray.features import cached_views
 from airmoe_ray.moe import AirMoE
-from airmoe_ray.run import Silent
+from airmoe_ray.reporter import Silent
 from airmoe_ray.sources import CachedSource
 from airmoe_ray.training import Batch, Schedule, Trainer
 

@@ -14,7 +14,8 @@ from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
 from airmoe_ray.losses import solo_objective
 from airmoe_ray.moe import AirMoE
-from airmoe_ray.run import Silent, open_run
+from airmoe_ray.reporter import Silent
+from airmoe_ray.run import open_run
 from airmoe_ray.statistics import norm
 from airmoe_ray.validation import validate
 from airmoe_ray.warm_start import client_data, k_means, pooled_features, warm_start

@@ -16,7 +16,8 @@ import psutil
 
 from actors.trainer import train_on_ray
 from airmoe_ray.config import Config
-from airmoe_ray.run import Silent, open_run, train_epoch
+from airmoe_ray.reporter import Silent
+from airmoe_ray.run import open_run, train_epoch
 from api.bench.figures import by_turns
 
 _TURN = 4  # epochs; on Ray the first one, which the pause is in, does not count

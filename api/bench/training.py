@@ -21,7 +21,8 @@ from airmoe_ray.config import Config
 from airmoe_ray.data import open_dataset
 from airmoe_ray.losses import pixel_cross_entropy
 from airmoe_ray.moe import AirMoE
-from airmoe_ray.run import Run, Silent, open_run, train_epoch
+from airmoe_ray.reporter import Silent
+from airmoe_ray.run import Run, open_run, train_epoch
 from airmoe_ray.sources import OnlineSource
 from airmoe_ray.training import Batch, Learning, Schedule
 from api.bench.figures import Figure, by_turns, rate, ratio

@@ -11,7 +11,7 @@ from airmoe_ray.errors import UserError
 from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, terminal
 
 if TYPE_CHECKING:
-    from airmoe_ray.run import Reporter
+    from airmoe_ray.reporter import Reporter
 
 
 def train(

@@ -20,7 +20,7 @@ from airmoe_ray.config import Config
 from airmoe_ray.data import held_out, open_dataset
 from airmoe_ray.errors import DataError, UserError
 from airmoe_ray.features import Progress, cached_features, cached_views
-from airmoe_ray.run import Silent
+from airmoe_ray.reporter import Silent
 
 
 def config_of(folder: Path, **data: Any) -> Config:

@@ -29,7 +29,8 @@ from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
 from airmoe_ray.ledger import Traffic
 from airmoe_ray.moe import AirMoE
-from airmoe_ray.run import Silent, train_run
+from airmoe_ray.reporter import Silent
+from airmoe_ray.run import train_run
 from airmoe_ray.training import Batch, Trainer
 from airmoe_ray.validation import _through
 from tests.conftest import CLASSES, FEATURE_DIM, SMALL

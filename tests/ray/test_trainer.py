@@ -18,7 +18,8 @@ from actors.trainer import _begin, _reason, train_on_ray
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.errors import UserError
-from airmoe_ray.run import Silent, train_run
+from airmoe_ray.reporter import Silent
+from airmoe_ray.run import train_run
 from airmoe_ray.world import Alone
 
 EPOCHS = 10
