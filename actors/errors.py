@@ -6,6 +6,12 @@ from actors.policy import Fault
 from airmoe_ray.errors import UserError
 
 
+def last_line(error: Exception) -> str:
+    """What Ray's long story of an error ends with."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no reason given"
+
+
 class ClusterError(UserError):
     """A cluster that cannot be reached, is too small, or refuses us: told before anything runs."""
 

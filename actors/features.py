@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.cluster import node_ip, nodes
-from actors.errors import ClusterError
+from actors.errors import ClusterError, last_line
 from actors.placement import Node
 from airmoe_ray.backbone import load_backbone
 from airmoe_ray.config import Config
@@ -176,10 +176,9 @@ class _Pool:
             self.deaths[job] += 1
             if self.deaths[job] == _MAX_DEATHS:
                 what = f"chunk {job.chunk} of {job.view.split} ({job.view.name})" if job else "nothing yet"
-                reason = str(error).strip().splitlines()[-1][:200]
                 raise ClusterError(
-                    f"{_MAX_DEATHS} workers died over the features of {what}: {reason}; if memory is short, lower "
-                    "backbone.batch_size"
+                    f"{_MAX_DEATHS} workers died over the features of {what}: {last_line(error)}; if memory is short, "
+                    "lower backbone.batch_size"
                 ) from None
             self.add()
         return job

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from torch import Tensor, nn
 
 from actors.clients import Begun
-from actors.errors import ChannelLostError, ClusterError, NoExpertsError
+from actors.errors import ChannelLostError, ClusterError, NoExpertsError, last_line
 from actors.features import build_features
 from actors.federated import AnsweringClients, FederatedClients
 from actors.participants import NOT_FINITE, Files, Participants
@@ -103,8 +103,7 @@ class FederatedTrainer:
             try:
                 ray.get(done)
             except RayError as error:
-                reason = str(error).strip().splitlines()[-1][:200]
-                raise ClusterError(f"a client was lost in its warm start ({reason}); start again") from None
+                raise ClusterError(f"a client was lost in its warm start ({last_line(error)}); start again") from None
             bar(len(data) - len(calls), len(data))
         self.report.line(f"warm start: {self.traffic.warm_start_bits / 8e6:.2f} MB down, once")
         self._everybody.archive()  # so that one who is lost before the first checkpoint has learned this

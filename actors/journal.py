@@ -9,19 +9,26 @@ for bit. A record is forced to disk before the answer that caused it leaves.
 """
 
 import errno
+import fcntl
+import hashlib
 import json
+import logging
 import os
 import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
+from actors.errors import ClusterError
+
+log = logging.getLogger("airmoe")
 Array = NDArray[Any]
 
 _MAGIC = b"AMFRL\x00\x00\x01"
@@ -58,19 +65,24 @@ class Journal:
 
     def __init__(self, folder: Path, client: int, *, fingerprint: bytes, compact_bytes: int = 1 << 20) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"expert_{client:02d}.journal"
-        self.snapshot_path = folder / f"expert_{client:02d}.snapshot.safetensors"
+        name = f"expert_{client:02d}-{fingerprint.hex()[:12]}"  # those of another checkpoint are other files
+        self.path = folder / f"{name}.journal"
+        self.snapshot_path = folder / f"{name}.snapshot.safetensors"
         self.fingerprint, self.compact_bytes = fingerprint, compact_bytes
         self._header = _MAGIC + fingerprint
         self._end = 0  # of the last whole record; 0: there is no file before the first renewal
 
     def load(self) -> tuple[Snapshot | None, list[Renewal]]:
-        """The last snapshot and the renewals after it; what belongs to another checkpoint is set aside."""
-        snapshot = self._load_snapshot()
+        """The last snapshot and the renewals after it; what cannot be read is set aside."""
+        try:
+            snapshot = self._load_snapshot()
+        except (ValueError, KeyError, AttributeError, SafetensorError):
+            self._set_aside(self.snapshot_path)
+            self._set_aside(self.path)  # what follows upon the snapshot is nothing without it
+            return None, []
         content = self.path.read_bytes() if self.path.exists() else b""
         if content[: len(self._header)] != self._header:
-            if content:
-                self.path.rename(self.path.with_suffix(".stale"))
+            self._set_aside(self.path)
             return snapshot, []
         base = snapshot.version if snapshot else 0
         renewals, end = [], len(self._header)
@@ -133,10 +145,32 @@ class Journal:
     def _load_snapshot(self) -> Snapshot | None:
         if not self.snapshot_path.exists():
             return None
-        snapshot = parse_snapshot(self.snapshot_path.read_bytes(), self.fingerprint)
-        if snapshot is None:
-            self.snapshot_path.rename(self.snapshot_path.with_suffix(".stale"))
-        return snapshot
+        return parse_snapshot(self.snapshot_path.read_bytes(), self.fingerprint)
+
+    def _set_aside(self, path: Path) -> None:
+        if path.exists():
+            log.warning("%s cannot be read; it is kept as .damaged, and the FRL starts from its checkpoint", path)
+            path.rename(path.with_suffix(".damaged"))
+
+
+def only_server(folder: Path, checkpoint: bytes) -> IO[bytes]:
+    """Held open for as long as a server lives: two would write over each other's renewals of one checkpoint."""
+    name = hashlib.blake2b(checkpoint, digest_size=6).hexdigest()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / f"server-{name}.lock").open("ab")
+    except OSError as error:
+        raise ClusterError(f"{folder}: cannot be written ({error.strerror}); FRLs are to be kept there") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ClusterError(
+            f"{folder}: another server renews these FRLs; stop it, or set serve.renew_frl=false for this one"
+        ) from None
+    except OSError:  # a file system without locks: nobody can tell
+        pass
+    return file
 
 
 def parse_snapshot(content: bytes, fingerprint: bytes) -> Snapshot | None:

@@ -4,7 +4,6 @@ Suffixes: B inputs, N clients, K routed.
 """
 
 import asyncio
-import itertools
 import logging
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from actors.errors import (
     RosterNeededError,
     ServiceError,
     StoppedError,
+    last_line,
 )
 from actors.messages import Answer, BatchAnswer, Settings
 from actors.supervisor import Supervisor
@@ -33,6 +33,7 @@ from airmoe_ray.inference import Prepared
 
 log = logging.getLogger("airmoe")
 _RETRY_PAUSE_S = 0.25
+_LATE_ENOUGH = 3  # batches in a row that a cloud may leave unanswered before it is started again
 _GRACE_S = 1.0  # the cloud ends its rounds in time by itself; this is for the way back
 
 
@@ -65,7 +66,7 @@ class Orchestrator:
         self._slots = asyncio.Semaphore(self.config.serve.in_flight)
         self._running: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
-        self._cloud_late = itertools.count(1)
+        self._cloud_late = 0  # batches in a row
         self._stopping = False
 
     async def __aenter__(self) -> "Orchestrator":
@@ -110,7 +111,7 @@ class Orchestrator:
         try:
             return await asyncio.wait_for(job.answer, limit + _GRACE_S)
         except TimeoutError:
-            raise DeadlineError(f"no answer within {limit:g} s") from None
+            raise DeadlineError(f"no answer within {limit:.3g} s") from None
         finally:
             if job in self._waiting:  # whoever gave up does not take a place in a batch
                 self._waiting.remove(job)
@@ -165,14 +166,14 @@ class Orchestrator:
         supervisor = self.supervisor
         if not supervisor.someone_is_up:
             raise NoExpertsError("no expert is up at the moment; they restart by themselves")
-        roster = supervisor.roster_version
+        roster, cloud = supervisor.roster_version, self.system.cloud
         time_left = min(job.ends_at for job in batch) - time.monotonic()
         supervisor.in_flight[roster] += 1
         try:
             images = np.stack([job.image.padded for job in batch])
             ids = tuple(job.id for job in batch)
             call = pack("segment", Beside(0), ids, batch[0].settings, roster, time_left)
-            ref = self.system.cloud.exchange.remote(call, images)
+            ref = cloud.exchange.remote(call, images)
             answer: BatchAnswer = unseal(await asyncio.wait_for(_result(ref), time_left + _GRACE_S))
         except RosterNeededError:
             return await self._introduce(batch, started)
@@ -185,8 +186,8 @@ class Orchestrator:
             return False
         except DeadlineError:  # of the most urgent image; the others may have time left
             return False
-        except RayActorError:
-            log.warning("the cloud was lost; trying again on the restarted one")
+        except RayActorError as error:
+            self._cloud_lost(cloud, error)
             return False
         except TimeoutError:
             self._cloud_hangs()
@@ -197,6 +198,7 @@ class Orchestrator:
         finally:
             supervisor.in_flight[roster] -= 1
             supervisor.in_flight += type(supervisor.in_flight)()  # drops zeros
+        self._cloud_late = 0
         supervisor.record(answer.faults, heard=answer.heard)
         if not batch[0].probe:
             supervisor.count(answer)
@@ -238,8 +240,15 @@ class Orchestrator:
         except RayError:
             pass
 
+    def _cloud_lost(self, cloud: Any, error: RayActorError) -> None:
+        log.warning("the cloud was lost (%s); trying again on the restarted one", last_line(error))
+        if error.actor_init_failed:
+            self.system.remake_cloud(cloud)
+
     def _cloud_hangs(self) -> None:
-        if next(self._cloud_late) % 3 == 0:
+        self._cloud_late += 1
+        if self._cloud_late == _LATE_ENOUGH:
+            self._cloud_late = 0
             log.warning("the cloud hangs; restarting it")
             self.system.restart(self.system.cloud)
 

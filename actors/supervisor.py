@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
+from actors.errors import last_line
 from actors.host import HostState
 from actors.keeper import Keeper
 from actors.load import LoadWindow
@@ -24,6 +25,7 @@ from actors.roster import Instance, Roster
 from actors.status import ExpertStatus, Member, status_of
 from actors.system import System
 from airmoe_ray.errors import UserError
+from airmoe_ray.ledger import check_budget
 
 log = logging.getLogger("airmoe")
 _POLL_EVERY_S = 5.0  # how often hosts that are up are asked for their state
@@ -131,6 +133,8 @@ class Supervisor:
             late = True
         except RayError as error:
             log.debug("probe of %s: %s", member.instance.key, type(error).__name__)
+            if isinstance(error, RayActorError) and error.actor_init_failed:
+                self._make_again(member, last_line(error))
         finally:
             member.probing = False
         if member.instance.key not in self.members:
@@ -150,6 +154,14 @@ class Supervisor:
             member.health = Health(State.RESTARTING)
             self.system.restart(handle)
         self.publish()
+
+    def _make_again(self, member: Member, why: str) -> None:
+        """Ray does not start an actor again whose constructor failed: another takes its place."""
+        log.warning("%s (%s); making it anew", member.instance.told("could not start"), why)
+        if self.members.pop(member.instance.key, None) is not None:
+            fresh = self.system.remake_host(member.instance)
+            self.members[fresh.key] = Member(fresh, seen=member.seen)
+            self.publish()
 
     async def _update(self, member: Member, seen: HostState) -> None:
         """Notice restarts and lost renewals, keep snapshots, bring replicas up to date."""
@@ -209,6 +221,8 @@ class Supervisor:
         fewest = self.config.routing.top_k
         if experts < fewest:
             raise UserError(f"{experts} experts: routing.top_k = {fewest} needs at least as many")
+        count = {"experts": self.config.experts.model_copy(update={"count": experts})}
+        check_budget(self.config.model_copy(update=count))
         async with self._scaling:
             there = self._holders().keys()
             added = [client for client in range(self.total, experts) if client not in there]
@@ -272,7 +286,7 @@ class Supervisor:
 
 def _fault_of(holders: Collection[Member]) -> Fault | None:
     """Why nobody speaks for a client; None for a new one that has yet to come up: nothing is lost without it."""
-    if holders and all(m.health.state is State.STARTING for m in holders):
+    if holders and all(m.health.state is State.STARTING and m.seen is None for m in holders):
         return None
     return next((m.health.fault for m in holders if m.health.fault), Fault.RESTARTING)
 

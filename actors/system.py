@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
@@ -13,9 +13,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.channel import ChannelActor
 from actors.cloud import CloudActor, CloudSpec
 from actors.cluster import nodes
-from actors.errors import ClusterError
+from actors.errors import ClusterError, last_line
 from actors.expert import ExpertActor
 from actors.host import HostSpec, HostState, Pinned
+from actors.journal import only_server
 from actors.placement import Pack, wish
 from actors.reservation import PIN_SHARE, reserve
 from actors.roster import Instance, span
@@ -50,6 +51,8 @@ class System:
         self._pinned: dict[int, Pinned] = {}
         self._group: PlacementGroup | None = None
         self._made = 0
+        self._places: dict[str, tuple[Pack, int | None]] = {}  # clients and bundle of each host, by its key
+        self._lock: IO[bytes] | None = None
 
     def start(self, progress: Progress | None = None, *, wait_s: float = 0.0) -> dict[str, tuple[Instance, HostState]]:
         """Create every actor at once and wait until each answers; hosts and their states by key.
@@ -59,9 +62,9 @@ class System:
         cluster = self.config.cluster
         self.plan = wish(cluster, self.config.experts.count, nodes(), grows=wait_s > 0)
         self._group = reserve(self.plan, cluster, wait_s=wait_s)
-        self.cloud = self._remote(
-            self.cloud_actor, 0, gpus=self.plan.gpus_per_cloud, threads=self.config.serve.in_flight + 1
-        ).remote(CloudSpec(self.config, self.card), self._cloud_file)
+        if self.config.serve.renew_frl:
+            self._lock = only_server(self._frl_home, self._cloud_file)
+        self.cloud = self._make_cloud()
         self.channel = self._remote(ChannelActor, 1).remote(self.config.seed)
         instances = [self.make_host(host, bundle=bundle) for bundle, host in enumerate(self.plan.hosts, start=2)]
         waiting: dict[Any, str] = {instance.handle.probe.remote(): instance.key for instance in instances}
@@ -73,20 +76,42 @@ class System:
 
     def make_host(self, host: Pack, *, bundle: int | None = None, replica: bool = False) -> Instance:
         """A new actor for some clients; it starts in the background."""
-        cluster = self.config.cluster
-        journal = None
-        if self.config.serve.renew_frl:
-            home = Path(cluster.storage) if cluster.storage else self.checkpoint.parent / "state"
-            journal = str((home / "frl").resolve())
+        journal = str(self._frl_home) if self.config.serve.renew_frl else None
         spec = HostSpec(host.clients, self.config, self.card, journal, replica)
         actor = self._remote(self.expert_actor, bundle, gpus=self.plan.gpus_per_expert, pin=host.pin)
         handle = actor.remote(spec, [self.fetch(client) for client in host.clients])
         self._made += 1
-        return Instance(f"{span(host.clients)}/{self._made}", handle, host.clients, owner=not replica)
+        key = f"{span(host.clients)}/{self._made}"
+        self._places[key] = (host, bundle)
+        return Instance(key, handle, host.clients, owner=not replica)
 
     def remove_host(self, instance: Instance) -> None:
         """End an actor for good."""
+        self._places.pop(instance.key, None)
         ray.kill(instance.handle, no_restart=True)
+
+    def remake_host(self, instance: Instance) -> Instance:
+        """Another actor in the place of one whose constructor failed: such a one Ray does not start again."""
+        host, bundle = self._places[instance.key]
+        self.remove_host(instance)
+        return self.make_host(host, bundle=bundle, replica=not instance.owner)
+
+    def remake_cloud(self, dead: Any) -> None:
+        """The same for the cloud; once, however many requests were lost with it."""
+        if self.cloud is dead:
+            ray.kill(dead, no_restart=True)
+            self.cloud = self._make_cloud()
+
+    def _make_cloud(self) -> Any:
+        threads = self.config.serve.in_flight + 1
+        actor = self._remote(self.cloud_actor, 0, gpus=self.plan.gpus_per_cloud, threads=threads)
+        return actor.remote(CloudSpec(self.config, self.card), self._cloud_file)
+
+    @property
+    def _frl_home(self) -> Path:
+        """Where clients keep what they renew."""
+        storage = self.config.cluster.storage
+        return ((Path(storage) if storage else self.checkpoint.parent / "state") / "frl").resolve()
 
     def restart(self, handle: Any) -> None:
         """End an actor that hangs; Ray starts it again."""
@@ -100,6 +125,8 @@ class System:
         if self._group is not None:
             remove_placement_group(self._group)
             self._group = None
+        if self._lock is not None:
+            self._lock.close()
 
     def file_of(self, client: int) -> bytes:
         """A client's checkpoint file, also of one that was added after the start."""
@@ -140,8 +167,7 @@ def _await_all(waiting: dict[Any, str], deadline_s: float, progress: Progress | 
             except RayActorError as error:
                 raise ClusterError(f"{_name(waiting[ref])} could not start: {_cause(error)}") from None
             except (RayError, GetTimeoutError) as error:
-                reason = _last_line(str(error))
-                raise ClusterError(f"{_name(waiting[ref])} failed its first probe: {reason}") from None
+                raise ClusterError(f"{_name(waiting[ref])} failed its first probe: {last_line(error)}") from None
         if progress is not None:
             progress(len(states), total)
         if pending and time.monotonic() > until:
@@ -161,12 +187,7 @@ def _name(key: str) -> str:
 
 def _cause(error: RayActorError) -> str:
     """The last line of a constructor's traceback, without the exception's class where it is one of ours."""
-    line = _last_line(str(error))
+    line = last_line(error)
     name, _, message = line.partition(": ")
     ours = {"UserError", *(cls.__name__ for cls in UserError.__subclasses__())}
     return message if name.rpartition(".")[2] in ours else line
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no reason given"

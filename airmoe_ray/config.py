@@ -6,12 +6,18 @@ The docstring under a field is what `airmoe config` prints.
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _no_url(path: str) -> str:
+    if "://" in path:
+        raise ValueError("a folder that every node has is needed, not a URL; mount it")
+    return path
 
 
 class Block(BaseModel):
@@ -269,9 +275,9 @@ class ServeConfig(Block):
     """Largest request body [bytes]."""
     max_pixels: Positive = 50_000_000
     """Largest image [pixels]."""
-    api_keys: list[str] = []
+    api_keys: list[Annotated[str, Field(min_length=1)]] = []
     """Keys (`Authorization: Bearer …` or `X-API-Key`) that open every route but health; empty: no key needed."""
-    admin_token: str | None = None
+    admin_token: Annotated[str, Field(min_length=1)] | None = None
     """Token of the admin routes; unset: a random one, written for the owner alone into the run's state folder."""
 
 
@@ -290,7 +296,7 @@ class ClusterConfig(Block):
     """GPU share of the cloud actor; `auto` takes one share like an expert's."""
     placement: Literal["pack", "spread"] = "pack"
     """`pack` fills node after node, `spread` puts neighbouring experts on different nodes."""
-    storage: str | None = None
+    storage: Annotated[str, AfterValidator(_no_url)] | None = None
     """Folder that all nodes see: FRL journals live there. Unset: in the run's state folder on each actor's own host."""
     cloud_threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of the cloud actor for a batch that is alone, 0 for all cores; several at once get one each."""

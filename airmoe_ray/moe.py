@@ -97,7 +97,8 @@ def collaborate(
         priority_BN=_random_priority(reading.stat_BNd, ids_B, seed) if routing_config.rule == "random" else None,
         present_N=reading.present_N,
     )
-    routing = truncate(routing, reading.faded_BN, channel.truncation)
+    silent_BN = reading.faded_BN if reading.present_N is None else reading.faded_BN | ~reading.present_N
+    routing = truncate(routing, silent_BN, channel.truncation)
     if routing.all_faded_B.any():
         routing = keep_strongest(routing, round_.gains(routing.selected_BK))
 

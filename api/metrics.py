@@ -18,12 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actors.messages import Answer
 from airmoe_ray.config import Config
+from api.security import HEALTH
 
 STAGES = ("queue", "decode", "backbone", "read", "route", "expert", "channel", "encode", "total")
 REASONS = ("lost", "failed", "invalid", "late", "quarantined", "restarting", "other", "faded")  # gravest first
 CODES = frozenset(code.value for code in HTTPStatus) | {499}  # 499: the client went away before the answer
 EXPECTED_CODES = (200, 400, 413, 415, 422, 429, 500, 503, 504)  # shown as 0 before they happen
-PROBES = ("/metrics", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")  # machines asking after machines
+PROBES = ("/metrics", *HEALTH)  # machines asking after machines
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 NATS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # D_JS is in [0, ln 2]
@@ -203,7 +204,7 @@ class Metrics:
                 metric.remove(str(gone))
         for client_id, state in present.items():
             label = str(client_id)
-            self.up.labels(label).set(state.state == "up")
+            self.up.labels(label).set(state.replicas > 0)  # also where a replica stands in for its owner
             self.replicas.labels(label).set(state.replicas)
             self.load.labels(label).set(state.load_ratio)
             if state.drift is None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.errors import answer
 
 log = logging.getLogger("airmoe")
-HEALTH = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
+HEALTH = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2/models/airmoe/ready"})
 ADMIN = frozenset({"/experts/scale"})
 
 _POLICY = (
@@ -100,4 +100,4 @@ def _credentials(headers: Headers) -> bytes:
 
 def _matches(given: bytes, keys: list[bytes]) -> bool:
     """In constant time: every key is compared, whichever fits."""
-    return any([hmac.compare_digest(given, key) for key in keys])  # noqa: C419  a generator would stop early
+    return bool(given) and any([hmac.compare_digest(given, key) for key in keys])  # noqa: C419  a generator would stop early

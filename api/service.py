@@ -5,14 +5,16 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from actors.errors import DeadlineError, OverloadedError
 from actors.messages import Answer, Settings
 from actors.orchestrator import Orchestrator
 from actors.supervisor import Supervisor
@@ -26,6 +28,7 @@ from api.schemas import Parameters
 
 T = TypeVar("T")
 _READY_FOR_S = 3.0  # how long a readiness check is remembered
+_CODEC_S = 2.0  # beyond the deadline, to make an answer of what arrived in time
 _RECENT = 1000  # requests over which latency is reported
 
 
@@ -33,7 +36,7 @@ _RECENT = 1000  # requests over which latency is reported
 class Segmented:
     """A finished image with all that an answer is made of."""
 
-    rgb: UInt8Array
+    rgb: UInt8Array | None  # at its own size; kept only where an overlay is wanted
     prepared: Prepared
     answer: Answer
     seconds: float
@@ -58,36 +61,55 @@ class Service:
         """Run something that takes milliseconds of CPU beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    async def segment(self, data: bytes, parameters: Parameters) -> Segmented:
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[float]:
+        """A place for a request, from before its body is read until its answer is made; gives the time it must end.
+
+        What waits is bounded here, bodies and decoded images too; the queue of the orchestrator is only a part of it.
+        """
+        serve = self.config.serve
+        if self.in_progress >= serve.queue + serve.in_flight * serve.max_batch:
+            raise OverloadedError(f"{self.in_progress} images are under way already")
+        self.in_progress += 1
+        try:
+            async with asyncio.timeout(serve.deadline_s + _CODEC_S):
+                yield time.monotonic() + serve.deadline_s
+        except TimeoutError:
+            raise DeadlineError(f"not sent, read and answered within {serve.deadline_s:g} s") from None
+        finally:
+            self.in_progress -= 1
+
+    async def segment(self, data: bytes, parameters: Parameters, *, ends_at: float) -> Segmented:
         """An image file through decoder, system and back."""
         started = time.perf_counter()
         settings = self.settings(parameters)
-        rgb, prepared = await self.on_thread(self._decode, data)
-        decoded = time.perf_counter()
-        return await self.run(rgb, prepared, settings, parameters.seed, started, 1e3 * (decoded - started))
+        rgb, prepared = await self.on_thread(self._decode, data, parameters.view == "overlay")
+        decode_ms = 1e3 * (time.perf_counter() - started)
+        answer, seconds = await self.run(
+            prepared, settings, parameters.seed, started=started, decode_ms=decode_ms, ends_at=ends_at
+        )
+        return Segmented(rgb, prepared, answer, seconds, decode_ms)
 
-    async def run(  # noqa: PLR0917
+    async def run(
         self,
-        rgb: UInt8Array,
         prepared: Prepared,
         settings: Settings,
         seed: int | None,
+        *,
         started: float,
         decode_ms: float,
-    ) -> Segmented:
-        """A prepared image through the system, counted."""
-        self.in_progress += 1
-        try:
-            # 53 bits, so that a browser can hold the number and send it back
-            identity = secrets.randbits(53) if seed is None else seed
-            answer = await self.orchestrator.segment(prepared, id=identity, settings=settings)
-        finally:
-            self.in_progress -= 1
+        ends_at: float,
+    ) -> tuple[Answer, float]:
+        """A prepared image through the system, counted; the answer, and the seconds since `started`."""
+        # 53 bits, so that a browser can hold the number and send it back
+        identity = secrets.randbits(53) if seed is None else seed
+        left_s = max(ends_at - time.monotonic(), 0.0)
+        answer = await self.orchestrator.segment(prepared, id=identity, settings=settings, deadline_s=left_s)
         seconds = time.perf_counter() - started
         self.metrics.observe(answer, seconds=seconds)
         self.metrics.observe_stage("decode", seconds=decode_ms / 1e3)
         self._recent.append((time.monotonic(), seconds, answer.degraded, answer.nmse))
-        return Segmented(rgb, prepared, answer, seconds, decode_ms)
+        return answer, seconds
 
     def settings(self, parameters: Parameters) -> Settings:
         """The configuration with a request's own wishes on top."""
@@ -106,9 +128,9 @@ class Service:
         """Fit and pad."""
         return prepare_image(rgb, self.config, self.system.pad_multiple)
 
-    def _decode(self, data: bytes) -> tuple[UInt8Array, Prepared]:
+    def _decode(self, data: bytes, keep: bool) -> tuple[UInt8Array | None, Prepared]:
         rgb = decode(data, max_pixels=self.config.serve.max_pixels).rgb
-        return rgb, self.prepare(rgb)
+        return rgb if keep else None, self.prepare(rgb)
 
     async def why_not_ready(self) -> str | None:
         """None if a tiny image went through cloud, experts and channel within the last seconds."""
@@ -156,16 +178,16 @@ class Service:
         self.metrics.set_queue(self.orchestrator.queue_depth)
         if self.supervisor.load.balancedness is not None:
             self.metrics.set_balancedness(self.supervisor.load.balancedness)
-        return await self.on_thread(self.metrics.render)
+        return await asyncio.to_thread(self.metrics.render)  # not behind images: under load it is wanted most
 
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(cancel_futures=True)
 
 
-def logits_of(segmented: Segmented) -> torch.Tensor:
+def logits_of(answer: Answer) -> torch.Tensor:
     """The fused logits (C, h, w) as a tensor."""
-    return torch.from_numpy(np.array(segmented.answer.logits_Chw))
+    return torch.from_numpy(np.array(answer.logits_Chw))
 
 
 def _quantile(ordered: list[float], share: float) -> float | None:

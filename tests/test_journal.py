@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from actors.errors import ClusterError
 from actors.expert import ExpertHost
 from actors.host import HostSpec
-from actors.journal import Journal, Renewal, Snapshot, parse_snapshot
+from actors.journal import Journal, Renewal, Snapshot, only_server, parse_snapshot
 from airmoe_ray.channel import draw_gamma
 from airmoe_ray.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 from airmoe_ray.moe import AirMoE
@@ -115,14 +116,39 @@ def test_compaction_empties_the_journal_and_keeps_the_snapshot(tmp_path: Path) -
     assert np.array_equal(snapshot.prototypes_Md, np.full((3, 8), 0.1))
 
 
-def test_the_journal_of_another_checkpoint_is_set_aside_not_applied(tmp_path: Path) -> None:
+def test_the_journal_of_another_checkpoint_is_not_applied_and_keeps_its_place(tmp_path: Path) -> None:
     journal = written(tmp_path, renewals(2))
     journal.compact(Snapshot(2, np.ones((3, 8)), np.zeros(3)))
     journal.append(renewals(3)[2])
-    old = journal.path.read_bytes()
-    assert found(tmp_path, bytes(16)) == (None, [])
-    assert {file.name for file in tmp_path.glob("*.stale")} == {"expert_00.stale", "expert_00.snapshot.stale"}
-    assert (tmp_path / "expert_00.stale").read_bytes() == old
+    other = Journal(tmp_path, 0, fingerprint=bytes(16))
+    assert other.load() == (None, [])
+    other.append(renewals(1)[0])
+    snapshot, again = found(tmp_path)
+    assert snapshot is not None
+    assert snapshot.version == 2
+    assert same(again, renewals(3)[2:])
+    assert same(found(tmp_path, bytes(16))[1], renewals(1))
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 40, b"\x02" + bytes(7) + b"[]"], ids=["empty", "noise", "no object"])
+def test_a_snapshot_that_cannot_be_read_is_set_aside_with_what_follows_upon_it(damage: bytes, tmp_path: Path) -> None:
+    journal = written(tmp_path, renewals(2))
+    journal.compact(Snapshot(2, np.ones((3, 8)), np.zeros(3)))
+    journal.append(renewals(3)[2])
+    records = journal.path.read_bytes()
+    journal.snapshot_path.write_bytes(damage)
+    assert found(tmp_path) == (None, [])
+    assert {file.read_bytes() for file in tmp_path.glob("*.damaged")} == {damage, records}
+    assert found(tmp_path) == (None, [])
+
+
+def test_one_server_renews_a_checkpoint_at_a_time(tmp_path: Path) -> None:
+    first = only_server(tmp_path, b"a")
+    with pytest.raises(ClusterError, match="another server renews these FRLs"):
+        only_server(tmp_path, b"a")
+    only_server(tmp_path, b"b").close()
+    first.close()
+    only_server(tmp_path, b"a").close()
 
 
 def test_a_record_is_a_few_hundred_bytes_at_the_papers_sizes(tmp_path: Path) -> None:

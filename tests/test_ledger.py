@@ -1,5 +1,6 @@
 """The communication ledger, counted by hand."""
 
+import asyncio
 import math
 from collections.abc import Callable
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.supervisor import Supervisor
 from airmoe_ray.config import Config
 from airmoe_ray.errors import ConfigError
 from airmoe_ray.ledger import Ledger, account, check_budget, routing_uplink_bits
@@ -58,4 +60,8 @@ def test_a_configuration_over_its_routing_budget_is_refused_with_the_figure(make
     check_budget(make_config())
     with pytest.raises(ConfigError, match=r"C_route = 1028 bits .*budget_bits = 1027") as error:
         check_budget(make_config(routing={"budget_bits": needed - 1}))
+    supervisor = object.__new__(Supervisor)
+    supervisor.config = make_config(routing={"budget_bits": needed})
+    with pytest.raises(ConfigError, match=r"C_route = 1285 bits"):  # nor can a running system be scaled beyond it
+        asyncio.run(supervisor.scale(5))
     assert "\n" not in str(error.value)

@@ -199,9 +199,11 @@ def test_restarts_follow_the_absolute_number_and_never_go_back(metrics):
 
 
 def test_only_up_is_up_and_unknown_drift_is_absent(metrics):
-    metrics.set_experts([make_state(0, replicas=3, load_ratio=1.5), make_state(1, state="quarantined", drift=None)])
+    gone = {"state": "quarantined", "drift": None}
+    states = [make_state(0, replicas=3, load_ratio=1.5), make_state(1, replicas=0, **gone), make_state(2, **gone)]
+    metrics.set_experts(states)
     got = samples(metrics)
-    assert (got["airmoe_expert_up{expert=0}"], got["airmoe_expert_up{expert=1}"]) == (1, 0)
+    assert [got[f"airmoe_expert_up{{expert={j}}}"] for j in range(3)] == [1, 0, 1]  # 2: by its replica
     assert got["airmoe_expert_replicas{expert=0}"] == 3
     assert got["airmoe_expert_load_ratio{expert=0}"] == 1.5
     assert got["airmoe_frl_drift{expert=0}"] == 0.1

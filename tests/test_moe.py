@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import airmoe_ray.clients
+from airmoe_ray.clients import LocalClients
 from airmoe_ray.config import Config
 from airmoe_ray.constraints import check_constraints, sent_energy
 from airmoe_ray.errors import ConfigError
@@ -190,6 +191,27 @@ def test_the_load_balance_term_alone_reaches_the_query_and_every_library(
     objective(model(make_features(3), range(3)), labels, config=config).total.backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.query.parameters())
     assert (model.clients.frl.prototypes_NMd.grad.abs().amax(dim=(1, 2)) > 0).all()
+
+
+class OneAbsent(LocalClients):
+    """Client 2 does not answer, and is not in the roster either."""
+
+    def begin(self, ids_B: Any, channel: Any) -> Any:
+        round_ = super().begin(ids_B, channel)
+        read = round_.read
+        present_N = torch.arange(4) != 2
+        round_.read = lambda query_dist_Bd: read(query_dist_Bd)._replace(present_N=present_N)
+        return round_
+
+
+@pytest.mark.parametrize("truncation", ["drop", "substitute"])
+def test_who_is_absent_steps_in_for_nobody(make_model: Model, make_features: Features, truncation: str) -> None:
+    channel = {"truncation": truncation, "gamma_th": 0.9}  # most of them fade, so substitutes are wanted
+    model = make_model(channel=channel, routing={"top_k": 2})
+    model.clients.__class__ = OneAbsent
+    output = model(make_features(40), range(40))
+    assert (~output.routing.active_BK).any()
+    assert 2 not in output.routing.transmit_BK
 
 
 def test_the_channel_given_to_a_call_takes_the_place_of_the_configured_one(

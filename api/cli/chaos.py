@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from airmoe_ray.errors import UserError
-from api.cli.client import KeyOption, UrlOption, call
+from api.cli.client import KeyOption, UrlOption, call, call_json
 from api.cli.common import JsonOption, print_json, stdout, terminal
 
 _RETURN_S = 15.0  # a killed expert must be routed to again within this
@@ -32,7 +32,7 @@ def chaos(
     The server must run on this machine, as this user: its processes are killed by their number. Exit code 1 if a
     request was not answered well.
     """
-    experts = call("GET", f"{url}/experts", key).json()["experts"]
+    experts = call_json("GET", f"{url}/experts", key, has="experts")["experts"]
     if not all(expert["pid"] and _is_ours(expert["pid"]) for expert in experts):
         raise UserError(
             f"{url}: its processes are not on this machine, or not ours to kill; run this beside the server"
@@ -59,7 +59,7 @@ class Storm:
 
     def __init__(self, url: str, key: str | None, every: float, choice: random.Random) -> None:
         self.url, self.key, self.every, self.choice = url, key, every, choice
-        samples = call("GET", f"{url}/samples", key).json()["samples"]
+        samples = call_json("GET", f"{url}/samples", key, has="samples")["samples"]
         self.images = [call("GET", url + sample["url"], key).content for sample in samples]
         self.size = (512, 384)
         self.answers: list[tuple[float, float, dict[str, Any]]] = []  # sent, answered, body
@@ -94,7 +94,8 @@ class Storm:
 
     def _kill(self) -> None:
         try:
-            up = [e for e in call("GET", f"{self.url}/experts", self.key).json()["experts"] if e["state"] == "up"]
+            experts = call_json("GET", f"{self.url}/experts", self.key, has="experts")["experts"]
+            up = [expert for expert in experts if expert["state"] == "up"]
             victim = self.choice.choice(up)
             os.kill(victim["pid"], signal.SIGKILL)
         except (UserError, IndexError, ProcessLookupError):
@@ -107,7 +108,7 @@ class Storm:
         try:
             headers = {"Content-Type": "image/png"}
             image = self.images[number % len(self.images)]
-            body = call("POST", f"{self.url}/segment", self.key, content=image, headers=headers).json()
+            body = call_json("POST", f"{self.url}/segment", self.key, has="mask", content=image, headers=headers)
         except UserError as error:
             with self._lock:
                 self.failures.append(str(error))

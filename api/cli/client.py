@@ -1,6 +1,7 @@
 """Verbs that talk to a running server: `segment`, `status`, `scale`."""
 
 import itertools
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +16,17 @@ from api.cli.common import DEFAULT_PORT, JsonOption, print_json, stdout, termina
 UrlOption = Annotated[str, typer.Option(help="Address of the server.")]
 KeyOption = Annotated[str | None, typer.Option(envvar="AIRMOE_API_KEY", help="API key, if the server asks for one.")]
 _HERE = f"http://127.0.0.1:{DEFAULT_PORT}"
+_TRIES = 10  # of an image, while the server is busy
 _MOST_ROWS = 50  # of a table of experts; beyond it, neighbours in one actor share a row
 _IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
+
+
+class RefusedError(UserError):
+    """A server answered with an error; busy ones say when to come back."""
+
+    def __init__(self, told: str, retry_after_s: float | None) -> None:
+        super().__init__(told)
+        self.retry_after_s = retry_after_s
 
 
 def call(method: str, url: str, key: str | None = None, **options: Any) -> Any:
@@ -35,7 +45,32 @@ def call(method: str, url: str, key: str | None = None, **options: Any) -> Any:
         told = f"{body['error']}" + (f" ({body['detail']})" if body.get("detail") else "")
     except (ValueError, KeyError, TypeError):
         told = response.reason_phrase
-    raise UserError(f"{url}: {response.status_code}, {told}")
+    wait = response.headers.get("retry-after", "")
+    raise RefusedError(f"{url}: {response.status_code}, {told}", float(wait) if wait.isdigit() else None)
+
+
+def call_json(method: str, url: str, key: str | None = None, *, has: str, **options: Any) -> dict[str, Any]:
+    """One request whose answer is an object that `has` this field, as those of our servers are."""
+    response = call(method, url, key, **options)
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if not isinstance(body, dict) or has not in body:
+        raise UserError(f"{url}: what answers there is not an AirMoE server; give its address with --url")
+    return body
+
+
+def _patiently(method: str, url: str, key: str | None, *, has: str, **options: Any) -> dict[str, Any]:
+    """The same, again where the server is busy and says when to come back."""
+    for _ in range(_TRIES - 1):
+        try:
+            return call_json(method, url, key, has=has, **options)
+        except RefusedError as error:
+            if error.retry_after_s is None:
+                raise
+            time.sleep(error.retry_after_s)
+    return call_json(method, url, key, has=has, **options)
 
 
 def segment(
@@ -55,17 +90,31 @@ def segment(
     given = {name: value for name, value in wishes.items() if value is not None}
     names = _output_names(images)
     out.mkdir(parents=True, exist_ok=True)
-    rows = []
+    rows, failed = [], 0
     with terminal() as report:
         move = report.progress(f"segmenting {len(images)} images")
         for number, (path, name) in enumerate(zip(images, names, strict=True), start=1):
-            answer = call("POST", f"{url}/segment", key, params=given, files={"file": path.read_bytes()}).json()
-            written = _write_pictures(path, answer, out / name)
-            rows.append({"file": str(path), "written": written, **_summary(answer)})
+            sent = {"params": given, "files": {"file": path.read_bytes()}}
+            try:
+                answer = _patiently("POST", f"{url}/segment", key, has="mask", **sent)
+            except RefusedError as error:
+                if len(images) == 1:
+                    raise
+                report.line(f"{path}: {error}")
+                failed += 1
+            else:
+                written = _write_pictures(path, answer, out / name)
+                rows.append({"file": str(path), "written": written, **_summary(answer)})
             move(number, len(images))
     if as_json:
         print_json(rows)
-        return
+    else:
+        _print_segmented(rows, out)
+    if failed:
+        raise UserError(f"{failed} of {len(images)} images were not segmented, see above")
+
+
+def _print_segmented(rows: list[dict[str, Any]], out: Path) -> None:
     table = Table("image", "size", "largest classes", "experts", "ms", "degraded")
     for row in rows:
         table.add_row(
@@ -77,7 +126,7 @@ def segment(
 
 def status(url: UrlOption = _HERE, key: KeyOption = None, as_json: JsonOption = False) -> None:
     """Experts of a running server: node, GPUs, state, version, load, restarts, replicas."""
-    body = call("GET", f"{url}/experts", key).json()
+    body = call_json("GET", f"{url}/experts", key, has="experts")
     if as_json:
         print_json(body)
     else:
@@ -100,12 +149,21 @@ def scale(
         wish["experts"] = experts
     if experts is None and not replicas:
         raise UserError("nothing to do; give --experts N or --replicas EXPERT=N")
-    token = admin_token or read_admin_token(run, urlsplit(url).port or 80)
-    body = call("POST", f"{url}/experts/scale", headers={"Authorization": f"Bearer {token}"}, json=wish).json()
+    token = admin_token or read_admin_token(run, _port(url))
+    headers = {"Authorization": f"Bearer {token}"}
+    body = call_json("POST", f"{url}/experts/scale", has="experts", headers=headers, json=wish)
     if as_json:
         print_json(body)
     else:
         _print_experts(body["experts"])
+
+
+def _port(url: str) -> int:
+    try:
+        parts = urlsplit(url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise UserError(f"--url {url}: {error}") from None
 
 
 def _replica(text: str) -> tuple[str, int]:

@@ -17,7 +17,9 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
+from actors.messages import Answer
 from airmoe_ray import __version__
+from airmoe_ray.config import ServeConfig
 from airmoe_ray.data.base import UInt8Array
 from airmoe_ray.inference import Prepared, mask_of
 from api.body import limited
@@ -103,20 +105,20 @@ async def model(service: ServiceDep) -> dict[str, Any]:
 )
 async def infer(request: Request, service: ServiceDep, request_id: RequestId) -> Response:
     """One image in, its mask out."""
-    started = time.perf_counter()
     limit = service.config.serve.max_bytes
-    body = b"".join([chunk async for chunk in limited(request, _JSON_EXPANSION * limit, limit)])
-    wish, binary = _split(body, request.headers.get(_HEADER_LENGTH))
-    parameters = _parameters(wish)
-    settings = service.settings(parameters)
-    rgb, prepared = await service.on_thread(_decode, service, wish, binary)
-    decode_ms = 1e3 * (time.perf_counter() - started)
-    result = await service.run(rgb, prepared, settings, parameters.seed, started, decode_ms)
-    mask = await service.on_thread(mask_of, logits_of(result), prepared)
-    routed = [client.id for client in result.answer.clients if client.weight > 0]
-    facts = {**channel_facts(result.answer), "experts": json.dumps(routed), "degraded": result.answer.degraded}
-    facts["truncated"] = json.dumps(facts["truncated"])  # the protocol's parameters are scalars
-    return _reply(wish, mask, wish.get("id") or request_id, facts)
+    async with service.admitted() as ends_at:
+        body = b"".join([chunk async for chunk in limited(request, _JSON_EXPANSION * limit, limit)])
+        started = time.perf_counter()
+        # JSON of megapixels takes seconds to read and to write: not on the event loop
+        wish, binary = await service.on_thread(_split, body, request.headers.get(_HEADER_LENGTH))
+        parameters = _parameters(wish)
+        settings = service.settings(parameters)
+        prepared = await service.on_thread(_decode, service, wish, binary)
+        decode_ms = 1e3 * (time.perf_counter() - started)
+        answer, _ = await service.run(
+            prepared, settings, parameters.seed, started=started, decode_ms=decode_ms, ends_at=ends_at
+        )
+        return await service.on_thread(_reply, wish, prepared, answer, wish.get("id") or request_id)
 
 
 def _split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], bytes]:
@@ -150,12 +152,11 @@ def _parameters(wish: dict[str, Any]) -> Parameters:
         raise ApiError(422, f"parameters.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _decode(service: Service, wish: dict[str, Any], binary: bytes) -> tuple[UInt8Array, Prepared]:
-    rgb = _image(wish, binary, service.config.serve.max_pixels)
-    return rgb, service.prepare(rgb)
+def _decode(service: Service, wish: dict[str, Any], binary: bytes) -> Prepared:
+    return service.prepare(_image(wish, binary, service.config.serve))
 
 
-def _image(wish: dict[str, Any], binary: bytes, max_pixels: int) -> UInt8Array:
+def _image(wish: dict[str, Any], binary: bytes, limits: ServeConfig) -> UInt8Array:
     inputs = wish.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise ApiError(400, "inputs: expected a list with the one input `image`")
@@ -172,14 +173,17 @@ def _image(wish: dict[str, Any], binary: bytes, max_pixels: int) -> UInt8Array:
     if datatype == "BYTES":
         if math.prod(shape) != 1:
             raise ApiError(400, f"inputs.image.shape: {shape[:8]}; expected [1], one image file")
-        return decode(_file(raw, tensor), max_pixels=max_pixels).rgb
+        file = _file(raw, tensor)
+        if len(file) > limits.max_bytes:
+            raise ApiError(413, f"the image has {len(file)} bytes, the limit is {limits.max_bytes}")
+        return decode(file, max_pixels=limits.max_pixels).rgb
     if datatype != "UINT8":
         raise ApiError(400, f"inputs.image.datatype: {str(datatype)[:20]!r}; expected UINT8 or BYTES")
     shape = shape[1:] if len(shape) == 4 and shape[0] == 1 else shape
     if len(shape) != 3 or shape[2] != 3 or 0 in shape:
         raise ApiError(400, f"inputs.image.shape: {shape}; expected [height, width, 3]")
-    if shape[0] * shape[1] > max_pixels:
-        raise ApiError(413, f"the image has {shape[0] * shape[1]} pixels, the limit is {max_pixels}")
+    if shape[0] * shape[1] > limits.max_pixels:
+        raise ApiError(413, f"the image has {shape[0] * shape[1]} pixels, the limit is {limits.max_pixels}")
     values = np.frombuffer(raw, dtype=np.uint8) if raw is not None else _numbers(tensor.get("data"))
     if values.size != shape[0] * shape[1] * 3:
         raise ApiError(400, f"inputs.image: {values.size} values, the shape says {shape[0] * shape[1] * 3}")
@@ -209,8 +213,12 @@ def _numbers(data: Any) -> UInt8Array:
     return values.astype(np.uint8).ravel()
 
 
-def _reply(wish: dict[str, Any], mask: UInt8Array, request_id: str, facts: dict[str, Any]) -> Response:
+def _reply(wish: dict[str, Any], prepared: Prepared, answer: Answer, request_id: str) -> Response:
     """As JSON, or with the mask as bytes behind it where the client asks for that."""
+    mask = mask_of(logits_of(answer), prepared)
+    routed = [client.id for client in answer.clients if client.weight > 0]
+    facts = {**channel_facts(answer), "experts": json.dumps(routed), "degraded": answer.degraded}
+    facts["truncated"] = json.dumps(facts["truncated"])  # the protocol's parameters are scalars
     given = wish.get("outputs")
     asked = given[0] if isinstance(given, list) and given and isinstance(given[0], dict) else {}
     own, common = asked.get("parameters"), wish.get("parameters")

@@ -68,14 +68,20 @@ async def segment(
     Send it as the form field `file`, as a raw image body, or as JSON `{"inputs": base64, "parameters": {…}}`. The same
     image with the same `seed` meets the same fading and noise.
     """
-    data, parameters = await read_image(request, parameters, max_bytes=service.config.serve.max_bytes)
-    result = await service.segment(data, parameters)
+    async with service.admitted() as ends_at:
+        data, parameters = await read_image(request, parameters, max_bytes=service.config.serve.max_bytes)
+        result = await service.segment(data, parameters, ends_at=ends_at)
+        return await _response(request, service, result, parameters.view, request_id)
+
+
+async def _response(request: Request, service: Service, result: Segmented, view: str, request_id: str) -> Response:
+    """In the form that the request likes best."""
     wanted = _wanted(request.headers.get("accept", ""))
     started = time.perf_counter()
     if wanted == "image/png":
-        response = await service.on_thread(_png, service, result, parameters.view)
+        response = await service.on_thread(_png, service, result, view)
     elif wanted == "application/x-npy":
-        mask = await service.on_thread(mask_of, logits_of(result), result.prepared)
+        mask = await service.on_thread(mask_of, logits_of(result.answer), result.prepared)
         response = Response(encode.npy(mask), media_type="application/x-npy")
     else:
         return await service.on_thread(_json, service, result, request_id)
@@ -101,8 +107,8 @@ def _wanted(accept: str) -> str:
 
 
 def _png(service: Service, result: Segmented, view: str) -> Response:
-    mask = mask_of(logits_of(result), result.prepared)
-    if view == "overlay":
+    mask = mask_of(logits_of(result.answer), result.prepared)
+    if view == "overlay" and result.rgb is not None:
         content = encode.overlay_png(result.rgb, mask, service.classes)
     else:
         content = (encode.colour_png if view == "color" else encode.index_png)(mask, service.classes)
@@ -112,7 +118,7 @@ def _png(service: Service, result: Segmented, view: str) -> Response:
 def _json(service: Service, result: Segmented, request_id: str) -> Response:
     started = time.perf_counter()
     answer, classes = result.answer, service.classes
-    mask, score_C, area_C = mask_and_scores(logits_of(result), result.prepared)
+    mask, score_C, area_C = mask_and_scores(logits_of(result.answer), result.prepared)
     body = {
         "id": request_id,
         "model": "airmoe",

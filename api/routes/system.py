@@ -69,9 +69,9 @@ async def config(service: ServiceDep) -> dict[str, Any]:
 @router.post(
     "/experts/scale",
     responses={
-        400: {"model": Error, "description": "Not JSON"},
+        400: {"model": Error, "description": "Not text"},
         409: {"model": Error, "description": "The checkpoint holds fewer experts"},
-        422: {"model": Error, "description": "A number out of range"},
+        422: {"model": Error, "description": "Not JSON, or a number out of range"},
     },
 )
 async def scale(wish: ScaleRequest, service: ServiceDep) -> dict[str, Any]:

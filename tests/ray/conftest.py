@@ -72,6 +72,11 @@ def faulty_actor(folder: Path) -> ActorClass[ExpertHost]:
     """
 
     class Faulty(ExpertHost):
+        def __init__(self, spec: Any, files: Any) -> None:
+            self.spec = spec
+            self._misbehave("start")
+            super().__init__(spec, files)
+
         def _misbehave(self, exchange: str) -> float:
             """A factor for what is sent: 1, or NaN."""
             for client in self.spec.clients:

@@ -110,6 +110,22 @@ def test_a_killed_expert_is_named_and_routed_again_within_15_seconds(service: An
     assert service.status()[client].restarts == restarts + 1
 
 
+def test_an_expert_that_cannot_start_again_is_made_anew_until_it_can(service: Any) -> None:
+    client = heaviest(service.segment(5))
+    restarts, actor = service.status()[client].restarts, service.owner(client)
+    order = service.order("start", client, "fail")  # Ray gives up on an actor whose constructor fails
+    service.kill(client)
+    service.wait(lambda: service.owner(client) is not actor)
+    answer = service.segment(5)
+    assert answer.reason == f"expert {client} is restarting"
+    order.unlink()
+    service.wait(service.all_up)
+    again = service.segment(5)
+    assert heaviest(again) == client
+    assert not again.degraded
+    assert service.status()[client].restarts == restarts + 1
+
+
 def test_three_failures_quarantine_an_expert_until_its_probe_passes(service: Any) -> None:
     seed = next(seed for seed in range(50) if service.expected(seed).routing.active_BK.all())
     client = int(service.expected(seed).routing.selected_BK[0, 1])  # the second best: K = 1 does without

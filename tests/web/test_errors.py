@@ -11,12 +11,14 @@ import pytest
 import schemathesis
 from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, settings
+from pydantic import ValidationError
 
 from actors.load import LoadWindow
 from airmoe_ray.config import Config
 from airmoe_ray.errors import CheckpointError
 from api.app import create_app
-from api.security import ADMIN, HEALTH
+from api.images import decode
+from api.security import ADMIN, HEALTH, _matches
 from api.service import Service
 from tests.test_images import photo, saved
 
@@ -101,6 +103,29 @@ def test_a_full_queue_is_429_with_retry_after_and_who_waits_in_vain_gets_504():
     assert [answer.headers["retry-after"] for answer in refused] == ["1", "1"]
     assert_is_an_error(refused[0], 429)
     assert_is_an_error(late, 504)
+
+
+def test_nothing_is_decoded_beyond_the_places_there_are(monkeypatch):
+    service, at_once = make_service(queue=2, in_flight=1, max_batch=1, deadline_s=0.3), []
+    monkeypatch.setattr("api.service.decode", lambda *a, **kw: at_once.append(service.in_progress) or decode(*a, **kw))
+    codes = sorted(answer.status_code for answer in ask_often(service, 8))
+    assert codes == [429] * 6 + [504] * 2  # one of three that were let in found the queue itself full
+    assert max(at_once) == 3
+    assert len(at_once) < 8
+    assert service.in_progress == 0
+
+
+def test_who_sends_too_slowly_gets_504_and_leaves_its_place(monkeypatch):
+    monkeypatch.setattr("api.service._CODEC_S", 0.1)
+    service = make_service(queue=1, in_flight=1, max_batch=1, deadline_s=0.2)
+
+    async def trickle():
+        for byte in PHOTO:
+            yield bytes([byte])
+            await asyncio.sleep(0.1)
+
+    assert_is_an_error(ask(service, content=trickle()), 504)
+    assert service.in_progress == 0
 
 
 def test_no_expert_up_is_503_with_retry_after():
@@ -222,6 +247,12 @@ def test_a_right_key_opens(headers):
 )
 def test_a_wrong_key_does_not_open(headers):
     assert_is_an_error(ask(make_service(**KEYED), "GET", "/config", headers=headers), 401)
+
+
+def test_an_empty_key_is_none():
+    with pytest.raises(ValidationError, match="at least 1 character"):
+        make_service(api_keys=[""])
+    assert not _matches(b"", [b""])
 
 
 def test_a_refused_key_is_counted():

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import http.server
 import io
 import json
 import re
@@ -12,6 +13,7 @@ import stat
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import timeit
 from concurrent.futures import ThreadPoolExecutor
@@ -547,6 +549,51 @@ def test_a_refusal_reaches_the_command_line_as_one_line(server, tmp_path):
     assert result.returncode == 2
     assert len(result.stderr.strip().splitlines()) == 1
     assert "not an image" in result.stderr
+
+
+def test_one_bad_image_of_a_folder_does_not_lose_the_others(server, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"no picture")
+    (folder / "b.png").write_bytes(PHOTO)
+    result = airmoe("segment", folder, "--url", server.url, "--out", tmp_path / "out")
+    assert result.returncode == 2
+    assert "a.png" in result.stderr
+    assert "1 of 2 images were not segmented" in result.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {f"b_{k}.png" for k in ("mask", "color", "overlay")}
+
+
+@pytest.mark.parametrize("command", [["status"], ["segment", "IMAGE"], ["scale", "--experts", "3"], ["chaos"]])
+def test_another_web_server_is_told_apart_in_one_line(command, tmp_path):
+    (tmp_path / "index.html").write_text("<p>hello")
+    (tmp_path / "a.png").write_bytes(PHOTO)
+
+    class Other(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(tmp_path))
+
+        def do_GET(self):
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.path = "/"
+            super().do_GET()
+
+        do_POST = do_GET
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        command = [str(tmp_path / "a.png") if word == "IMAGE" else word for word in command]
+        url = f"http://127.0.0.1:{other.server_port}"
+        result = airmoe(*command, "--url", url, AIRMOE_ADMIN_TOKEN="x")
+        other.shutdown()
+    assert result.returncode == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "not an AirMoE server" in result.stderr
+
+
+def test_an_address_without_sense_is_one_line():
+    result = airmoe("scale", "--experts", 3, "--url", "http://localhost:abc")
+    assert result.returncode == 2
+    assert len(result.stderr.strip().splitlines()) == 1
 
 
 # metrics
