@@ -38,8 +38,9 @@ from airmoe_ray.run_folder import (
     summarise,
     write_summary,
 )
+from airmoe_ray.schedule import Schedule, class_weights
 from airmoe_ray.sources import CachedSource, OnlineSource, Source, ahead, loop_seconds
-from airmoe_ray.training import Learning, Schedule, Trainer, class_weights
+from airmoe_ray.training import Learning, Trainer
 from airmoe_ray.validation import validate
 from airmoe_ray.warm_start import client_data
 from airmoe_ray.world import Alone, World, first_then_others

@@ -19,8 +19,9 @@ from airmoe_ray.frl import FeatureRetrievalLibrary
 from airmoe_ray.losses import alignment, frl_regulariser, load_balance, objective, pixel_cross_entropy
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.optimizers import learning_rate_factor
+from airmoe_ray.schedule import class_weights
 from airmoe_ray.statistics import js_divergence
-from airmoe_ray.training import Batch, Trainer, class_weights
+from airmoe_ray.training import Batch, Trainer
 
 Configs, Model, Features = Callable[..., Config], Callable[..., AirMoE], Callable[..., Tensor]
 SEEDS = st.integers(0, 10**6)

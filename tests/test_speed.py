@@ -12,8 +12,9 @@ from airmoe_ray.data import open_dataset
 from airmoe_ray.features import cached_views
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.reporter import Silent
+from airmoe_ray.schedule import Schedule
 from airmoe_ray.sources import CachedSource
-from airmoe_ray.training import Batch, Schedule, Trainer
+from airmoe_ray.training import Batch, Trainer
 
 BATCH, K = 16, 5
 

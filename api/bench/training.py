@@ -23,8 +23,9 @@ from airmoe_ray.losses import pixel_cross_entropy
 from airmoe_ray.moe import AirMoE
 from airmoe_ray.reporter import Silent
 from airmoe_ray.run import Run, open_run, train_epoch
+from airmoe_ray.schedule import Schedule
 from airmoe_ray.sources import OnlineSource
-from airmoe_ray.training import Batch, Learning, Schedule
+from airmoe_ray.training import Batch, Learning
 from api.bench.figures import Figure, by_turns, rate, ratio
 from api.bench.ray_training import turns_with_ray
 

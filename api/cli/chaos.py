@@ -12,7 +12,8 @@ import typer
 from rich.table import Table
 
 from airmoe_ray.errors import UserError
-from api.cli.client import KeyOption, UrlOption, call, call_json
+from api.cli.asking import call, call_json
+from api.cli.client import KeyOption, UrlOption
 from api.cli.common import JsonOption, print_json, stdout, terminal
 
 _RETURN_S = 15.0  # a killed expert must be routed to again within this
