@@ -1,6 +1,7 @@
 """What tests share: a tiny AirMoE in float64 (laws hold to rounding there), real CamVid, and no silent skips."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from airmoe_ray.moe import AirMoE
 
 torch.set_num_threads(1)  # pytest -n runs a process per core already
 os.environ["OMP_NUM_THREADS"] = "1"  # and so for the processes that tests start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # run in the background, where Ctrl-C would pass tests by as well
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FEATURE_DIM, CLASSES = 6, 3
 SMALL: dict[str, Any] = {
