@@ -6,29 +6,36 @@ ARGS   ?=
 RUN    ?= runs/$(basename $(notdir $(CONFIG)))
 SUDO   ?= $(shell test "$$(id -u)" = 0 || echo sudo)
 BIN    := .venv/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 STAMP  := .venv/.installed
+TOOLS  := .venv/.tools-installed
 
-.PHONY: run test test-slow test-cluster wheel setup check bench chaos test-deps clean
+.PHONY: run test test-slow test-anywhere test-cluster wheel setup check bench chaos test-deps clean
 
 run: $(STAMP)
 	@test -e $(RUN)/summary.json || $(BIN)/airmoe train --config $(CONFIG) --run $(RUN) $(ARGS) \
 		$$(test -e $(RUN)/checkpoint && echo --resume)
 	@exec $(BIN)/airmoe serve --run $(RUN) --port $(PORT) $(ARGS)
 
-test: $(STAMP)
+test: $(TOOLS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-slow: $(STAMP)
+test-slow: $(TOOLS)
 	$(BIN)/python -m pytest -m slow
 
+# as other machines would run them: instruction sets, threads, a user that is not root, a folder with a space, and other
+# Pythons that have the project installed: PYTHONS='DIR/bin/python'
+test-anywhere: $(TOOLS)
+	$(BIN)/python tests/anywhere.py $(PYTHONS)
+
 # three hosts made of namespaces, each with its own sshd: needs root, openssh-server, rsync, iproute2 (`make test-deps`)
-test-cluster: $(STAMP)
+test-cluster: $(TOOLS)
 	$(BIN)/python -m pytest -m cluster -n 2 --dist loadfile -rP tests/cluster
 
-setup: $(STAMP)
+setup: $(TOOLS)
 
 # what `ray up` sends to the hosts: the project, and the versions it was tested with
-wheel: $(STAMP)
+wheel: $(TOOLS)
 	@rm -rf build dist
 	@$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@cp constraints.txt dist/
@@ -42,16 +49,23 @@ bench: $(STAMP)
 chaos: $(STAMP)
 	$(BIN)/airmoe chaos --url http://127.0.0.1:$(PORT)
 
+# what running needs, and no more
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed, $(PYTHON) is older; try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	@test -d .venv || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (a few minutes the first time)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch torchvision
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[offline,dev]'
+	@$(PIP) torch torchvision
+	@$(PIP) --editable '.[offline]'
 	@touch $@
 
-check: $(STAMP)
+# what tests, checks and the wheel need besides
+$(TOOLS): $(STAMP)
+	@echo "installing what tests and checks need (a minute the first time)"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+check: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -1,5 +1,5 @@
 """The algorithm across processes and machines: clients, cloud and channel as Ray actors.
 
-`clients.py` is the seam of `airmoe_ray.moe` over Ray; `system.py` makes the actors, `supervisor.py` keeps them whole,
-`orchestrator.py` puts requests through them.
+cluster <- rounds <- processes <- serving, training: each room imports only those before it. `rounds` is the seam of
+`airmoe_ray.model.seam` over Ray.
 """

@@ -1,19 +1,30 @@
 """What can go wrong between processes. Every class survives pickling: one message, no hidden arguments."""
 
 from collections.abc import Mapping
+from enum import Enum
 
-from actors.policy import Fault
 from airmoe_ray.errors import UserError
 
 
+class Fault(Enum):
+    """What was wrong with a reply; the value is the predicate of a sentence for people."""
+
+    LATE = "was late"
+    LOST = "was lost"
+    INVALID = "sent invalid numbers"
+    FAILED = "failed with an error"
+    QUARANTINED = "is quarantined"
+    RESTARTING = "is restarting"
+
+
 def last_line(error: Exception) -> str:
-    """What Ray's long story of an error ends with."""
+    """The last line of an error's text, where Ray puts the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else "no reason given"
 
 
 class ClusterError(UserError):
-    """A cluster that cannot be reached, is too small, or refuses us: told before anything runs."""
+    """A cluster that cannot be reached, is too small, or refuses us: raised before anything runs."""
 
 
 class ServiceError(RuntimeError):
@@ -21,7 +32,7 @@ class ServiceError(RuntimeError):
 
 
 class NoExpertsError(ServiceError):
-    """No client is able to answer at the moment; `faults` by instance is for the health record."""
+    """No client is able to answer at the moment; `faults` by host are for the health records."""
 
     def __init__(self, message: str, faults: Mapping[str, Fault] | None = None) -> None:
         super().__init__(message, faults)
@@ -48,7 +59,7 @@ class ChannelLostError(RuntimeError):
 
 
 class RosterNeededError(RuntimeError):
-    """The cloud was restarted, or the news of who takes part is still on its way."""
+    """The cloud does not have this roster: it was restarted, or the roster is still on its way."""
 
 
 class UnknownRoundError(RuntimeError):

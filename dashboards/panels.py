@@ -184,7 +184,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Channel uses per image",
             "none",
-            "Complex channel uses: over the air, the same whatever K is, and what one client after another would need.",
+            "Complex channel uses of payload, no pilots: over the air, and what one client after another would need.",
             {"{{scheme}}": f"{rate('airmoe_channel_uses_total', 'scheme')} / on () group_left () {IMAGES}"},
             width=12,
             log=True,

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from airmoe_ray.config import Config
-from airmoe_ray.moe import AirMoE
+from airmoe_ray.model.moe import AirMoE
 
-torch.set_num_threads(1)  # pytest -n runs a process per core already
-os.environ["OMP_NUM_THREADS"] = "1"  # and so for the processes that tests start
+THREADS = int(os.environ.get("AIRMOE_TEST_THREADS", "1"))  # pytest -n runs a process per core already
+os.environ["OMP_NUM_THREADS"] = str(THREADS)  # and so for the processes that tests start
+torch.set_num_threads(THREADS)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # run in the background, where Ctrl-C would pass tests by as well
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -25,6 +26,13 @@ SMALL: dict[str, Any] = {
     "routing": {"top_k": 2},
     "train": {"loss_stride": 1},
 }
+
+
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_before() -> Iterator[None]:
+    """A run sets the number it is configured with; the next test has the common one again."""
+    yield
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(scope="session")

@@ -16,13 +16,38 @@ ALLOWED = {"airmoe_ray": set(), "actors": {"airmoe_ray"}, "api": {"airmoe_ray", 
 OUTSIDE = {"airmoe_ray": {"ray", "fastapi", "uvicorn", "starlette", "typer"}, "actors": {"fastapi", "uvicorn", "typer"}}
 
 
+# rooms of each layer in the order of the data, and which earlier ones each may import; modules beside the rooms
+# (config, errors) are below all of them
+ROOMS = {
+    "airmoe_ray": {
+        "runtime": set(),
+        "data": {"runtime"},
+        "features": {"runtime", "data"},
+        "radio": {"runtime"},
+        "model": {"runtime", "radio"},
+        "inference": {"runtime", "data", "features", "radio", "model"},
+        "training": {"runtime", "data", "features", "radio", "model", "inference"},
+    },
+    "actors": {
+        "cluster": set(),
+        "rounds": {"cluster"},
+        "processes": {"cluster", "rounds"},
+        "serving": {"cluster", "rounds", "processes"},
+        "training": {"cluster", "rounds", "processes"},
+    },
+    "api": {"http": set(), "bench": {"http"}, "cli": {"http", "bench"}},
+}
+MOST_MODULES = 12  # in a folder
+
+
 def imported(path: Path) -> set[str]:
+    """Modules that a file imports, dotted."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.split(".")[0])
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
@@ -30,13 +55,34 @@ def imported(path: Path) -> set[str]:
 def test_each_layer_imports_only_leftwards(package):
     forbidden = (ALLOWED.keys() - ALLOWED[package] - {package}) | OUTSIDE.get(package, set())
     files = list((ROOT / package).rglob("*.py"))
-    wrong = {str(path.relative_to(ROOT)): imported(path) & forbidden for path in files}
+    wrong = {str(path.relative_to(ROOT)): {name.split(".")[0] for name in imported(path)} & forbidden for path in files}
     assert files
     assert not {path: names for path, names in wrong.items() if names}
 
 
+@pytest.mark.parametrize("layer", ROOMS)
+def test_each_room_imports_only_those_before_it(layer):
+    rooms = ROOMS[layer]
+    assert rooms.keys() == {path.parent.name for path in (ROOT / layer).glob("*/__init__.py")}
+    for path in (ROOT / layer).rglob("*.py"):
+        inner = path.relative_to(ROOT / layer).parts
+        here = inner[0] if len(inner) > 1 else None  # None: beside the rooms
+        used = {name.split(".")[1] for name in imported(path) if name.startswith(f"{layer}.")} & rooms.keys()
+        assert used <= (rooms[here] | {here} if here else set()), path
+
+
+@pytest.mark.parametrize("layer", ROOMS)
+def test_no_folder_is_crowded(layer):
+    folders = {path.parent for path in (ROOT / layer).rglob("*.py")}
+    sizes = {folder: len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) for folder in folders}
+    assert max(sizes.values()) <= MOST_MODULES, sizes
+
+
 def test_an_expert_needs_neither_timm_nor_torchvision():
-    code = "import sys, airmoe_ray.moe, airmoe_ray.clients; print({'timm', 'torchvision'} & set(sys.modules))"
+    code = (
+        "import sys, airmoe_ray.model.moe, airmoe_ray.model.local_clients;"
+        "print({'timm', 'torchvision'} & set(sys.modules))"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout.strip() == "set()"
 
@@ -52,7 +98,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     subprocess.run(build, cwd=source, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"configs/quickstart.yaml", "airmoe_ray/assets/embedded_vit.safetensors"} <= set(names)
+    assert {"configs/quickstart.yaml", "airmoe_ray/features/assets/embedded_vit.safetensors"} <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "runs/"))]
 
     # a venv that sees this one's dependencies but not the editable checkout
@@ -63,7 +109,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     code = (
         "import airmoe_ray; from airmoe_ray.config_file import load_config;"
-        "from airmoe_ray.backbone import load_backbone;"
+        "from airmoe_ray.features.backbone import load_backbone;"
         "config = load_config('quickstart'); print(airmoe_ray.__file__, load_backbone(config.backbone).dim)"
     )
     python = tmp_path / "venv" / "bin" / "python"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-import airmoe_ray.torchvision_cure  # noqa: F401  (torchvision may not import without it)
+import airmoe_ray.runtime.torchvision_import  # noqa: F401  (torchvision may not import without it)
 from airmoe_ray.data.base import IGNORE, UInt8Array
 from airmoe_ray.errors import ConfigError
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.cluster import cluster
+from actors.cluster.connection import cluster
 
 
 class Nothing:

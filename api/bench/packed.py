@@ -9,8 +9,8 @@ import torch
 
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
-from airmoe_ray.inference import Segmenter
-from airmoe_ray.routing import route
+from airmoe_ray.inference.segmenter import Segmenter
+from airmoe_ray.model.routing import route
 from api.bench.figures import Figure, by_turns, median_ms
 from api.bench.serving import Note, post, scene, served, untrained_run
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
-from actors.trainer import train_on_ray
+from actors.training.ray_train import train_on_ray
 from airmoe_ray.config import Config
-from airmoe_ray.reporter import Silent
-from airmoe_ray.run import open_run, train_epoch
+from airmoe_ray.runtime.progress import Silent
+from airmoe_ray.training.run import open_run, train_epoch
 from api.bench.figures import by_turns
 
 _TURN = 4  # epochs; on Ray the first one, which the pause is in, does not count

@@ -16,19 +16,20 @@ from pathlib import Path
 from PIL import Image
 from safetensors.torch import save_file
 
-from airmoe_ray.backbone import load_backbone
-from airmoe_ray.checkpoint import save_checkpoint
 from airmoe_ray.config import BackboneConfig, Config
 from airmoe_ray.data.base import ClassTable
 from airmoe_ray.data.scenes import CLASSES, render_scene
-from airmoe_ray.experts import dilations_for
-from airmoe_ray.inference import Segmenter, mask_of
-from airmoe_ray.moe import AirMoE
-from airmoe_ray.run import model_card
+from airmoe_ray.features.backbone import load_backbone
+from airmoe_ray.inference.masks import mask_of
+from airmoe_ray.inference.segmenter import Segmenter
+from airmoe_ray.model.checkpoint import save_checkpoint
+from airmoe_ray.model.experts import dilations_for
+from airmoe_ray.model.moe import AirMoE
+from airmoe_ray.training.run import model_card
 from api.bench.bare import bare_calls_ms
 from api.bench.figures import Figure, by_turns, median_ms, rate, ratio
-from api.encode import index_png
-from api.images import decode
+from api.http.codec.decode import decode
+from api.http.codec.encode import index_png
 
 Note = Callable[[str], None]
 _IN_FLIGHT = 8

@@ -4,9 +4,7 @@
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import ray
@@ -14,15 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.cloud import Cloud
-from actors.expert import ExpertHost
-from actors.host import Statistic
-from actors.system import System
-from airmoe_ray.checkpoint import load_checkpoint
-from airmoe_ray.config import ChannelConfig
-from api.server import serve
-
-Array = NDArray[Any]
+from actors.processes.cloud import Cloud
+from actors.processes.expert_host import ExpertHost
+from actors.rounds.messages import Array, Forward, HostReport, HostStatistic, Read, Transmit
+from actors.serving.system import System
+from airmoe_ray.model.checkpoint import load_checkpoint
+from api.http.server import serve
 
 
 class StubCloud(Cloud):
@@ -40,28 +35,25 @@ class StubCloud(Cloud):
 class StubExpert(ExpertHost):
     """A client that answers at once, with arrays of true shape."""
 
-    def read(
-        self, round_id: str, query_dist_Bd: Array, gamma_Bn: Array, channel: ChannelConfig, finished: Sequence[str] = ()
-    ) -> Statistic:
+    def read(self, message: Read, gamma_Bn: Array) -> HostStatistic:
         """A flat statistic, nobody faded."""
-        batch, clients = gamma_Bn.shape
-        flat_Bnd = np.full((batch, clients, query_dist_Bd.shape[1]), 1.0 / query_dist_Bd.shape[1], dtype=np.float32)
-        return Statistic(flat_Bnd, np.zeros((batch, clients), dtype=bool), tuple(self.versions))
+        (batch, clients), d = gamma_Bn.shape, message.query_dist_Bd.shape[1]
+        flat_Bnd = np.full((batch, clients, d), 1.0 / d, dtype=np.float32)
+        return HostStatistic(flat_Bnd, np.zeros((batch, clients), dtype=bool), tuple(self.frls.versions))
 
-    def forward(
-        self, round_id: str, features_BDhw: Array, query_dist_Bd: Array, sample_P: Array, client_P: Array
-    ) -> tuple[Array, Array]:
+    def forward(self, message: Forward, features_BDhw: Array) -> HostReport:
         """Features arrive, nothing is computed."""
         self.grid = features_BDhw.shape[2:]
-        return np.full(len(sample_P), 0.1, dtype=np.float32), np.ones(len(sample_P), dtype=np.float32)
+        pairs = len(message.sample_P)
+        return HostReport(np.full(pairs, 0.1, dtype=np.float32), np.ones(pairs, dtype=np.float32))
 
-    def transmit(self, round_id: str, sample_P: Array, client_P: Array, beta_P: Array, rho_P: Array) -> Array:
+    def transmit(self, message: Transmit) -> Array:
         """Symbols of nothing."""
-        return np.ones((len(sample_P), len(self.spec.card.classes), *self.grid), dtype=np.complex64)
+        return np.ones((len(message.sample_P), len(self.spec.card.classes), *self.grid), dtype=np.complex64)
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until the process is stopped."""
     run, port = Path(sys.argv[1]), int(sys.argv[2])
     config, _ = load_checkpoint(run / "checkpoint")
     system = System(run / "checkpoint", config, expert_actor=ray.remote(StubExpert), cloud_actor=ray.remote(StubCloud))

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.cluster import cluster
-from actors.federated_trainer import FederatedTrainer
-from airmoe_ray.backbone import load_backbone
-from airmoe_ray.checkpoint import ModelCard
+from actors.cluster.connection import cluster
+from actors.training.federated import FederatedTrainer
 from airmoe_ray.config import Config
 from airmoe_ray.data import open_dataset
-from airmoe_ray.losses import pixel_cross_entropy
-from airmoe_ray.moe import AirMoE
-from airmoe_ray.reporter import Silent
-from airmoe_ray.run import Run, open_run, train_epoch
-from airmoe_ray.schedule import Schedule
-from airmoe_ray.sources import OnlineSource
-from airmoe_ray.training import Batch, Learning
+from airmoe_ray.features.backbone import load_backbone
+from airmoe_ray.model.checkpoint import ModelCard
+from airmoe_ray.model.moe import AirMoE
+from airmoe_ray.runtime.progress import Silent
+from airmoe_ray.training.batches import Schedule
+from airmoe_ray.training.losses import pixel_cross_entropy
+from airmoe_ray.training.run import Run, open_run, train_epoch
+from airmoe_ray.training.sources import OnlineSource
+from airmoe_ray.training.trainer import Batch, Learning
 from api.bench.figures import Figure, by_turns, rate, ratio
 from api.bench.ray_training import turns_with_ray
 

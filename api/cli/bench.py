@@ -1,4 +1,4 @@
-"""`airmoe bench`: speed as ratios, measured side by side in one run."""
+"""`airmoe bench`: measures speed as ratios of two things by turns in one run."""
 
 import tempfile
 from enum import StrEnum
@@ -9,11 +9,12 @@ import typer
 from rich.table import Table
 
 from airmoe_ray.errors import UserError
-from api.cli.common import JsonOption, print_json, stdout, terminal
+from api.cli.common import JsonOption, print_json, stdout
+from api.cli.reporters import reporting
 
 
 class Part(StrEnum):
-    """What there is to measure."""
+    """The parts that can be measured alone."""
 
     SERVE = "serve"
     TRAIN = "train"
@@ -33,14 +34,14 @@ def bench(
 
     Exit code 1 if a figure misses its target.
     """
-    from airmoe_ray.checkpoint import load_checkpoint
+    from airmoe_ray.model.checkpoint import load_checkpoint
     from api.bench.figures import Figure
     from api.bench.packed import packed_figures
     from api.bench.serving import serving_figures
     from api.bench.training import training_figures
 
     figures: dict[str, Figure] = {}
-    with terminal() as report, tempfile.TemporaryDirectory(prefix="airmoe-bench-") as place:
+    with reporting() as report, tempfile.TemporaryDirectory(prefix="airmoe-bench-") as place:
         folder = Path(place)
         try:
             if only is Part.PACKED:

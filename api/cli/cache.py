@@ -1,4 +1,4 @@
-"""`airmoe cache`: what lies in the cache of features, and how it goes away."""
+"""`airmoe cache`: lists the cached features, and removes some of them."""
 
 import re
 import sys
@@ -10,9 +10,9 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from airmoe_ray.cache_folder import Entry, entries, remove
 from airmoe_ray.config_file import load_config
 from airmoe_ray.errors import UserError
+from airmoe_ray.features.cache_folder import Entry, entries, remove
 from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, stdout
 
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}

@@ -1,4 +1,4 @@
-"""`airmoe config`: every setting with default and meaning, or the resolved configuration."""
+"""`airmoe config`: lists every setting with default and meaning, or prints the resolved configuration."""
 
 import sys
 

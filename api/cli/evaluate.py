@@ -1,4 +1,4 @@
-"""`airmoe eval`: scores of a run, and pictures of what it sees."""
+"""`airmoe eval`: scores a run on a split of its dataset, and draws examples."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +17,8 @@ from api.cli.common import (
     checkpoint_of,
     print_json,
     stdout,
-    terminal,
 )
+from api.cli.reporters import reporting
 
 
 def eval_(
@@ -35,13 +35,13 @@ def eval_(
     Settings are the run's own, with --set on top; --config takes another file instead of them.
     """
     # imported late: torch and timm take seconds, and other verbs need neither
-    from airmoe_ray.checkpoint import load_checkpoint
     from airmoe_ray.config_file import load_config, parse_config
     from airmoe_ray.data import open_dataset
-    from airmoe_ray.evaluation import evaluate
-    from airmoe_ray.examples import example_sheet
-    from airmoe_ray.inference import Segmenter
-    from airmoe_ray.ledger import check_budget
+    from airmoe_ray.inference.evaluate import evaluate
+    from airmoe_ray.inference.example_sheet import example_sheet
+    from airmoe_ray.inference.segmenter import Segmenter
+    from airmoe_ray.model.checkpoint import load_checkpoint
+    from airmoe_ray.radio.ledger import check_budget
 
     folder = checkpoint_of(run, checkpoint)
     stored, card = load_checkpoint(folder)
@@ -54,9 +54,10 @@ def eval_(
             f"{run}: was trained on the classes {', '.join(card.classes[:3])}, …; "
             f"{settings.data.name} has {', '.join(dataset.classes.names[:3])}, …; evaluate on the same classes"
         )
-    segmenter = Segmenter.load(folder, settings)
-    with terminal() as report:
-        result = evaluate(segmenter, dataset, progress=report.progress(f"evaluating {len(dataset)} images"))
+    with reporting() as report:
+        report.stage(f"evaluating {len(dataset)} images of {settings.data.name}")
+        segmenter = Segmenter.load(folder, settings)
+        result = evaluate(segmenter, dataset, progress=report.progress("evaluated"))
     if as_json:
         print_json(result)
     else:
@@ -87,6 +88,7 @@ def _print_tables(result: dict[str, Any]) -> None:
     )
     bits = result["communication"]
     stdout.print(
-        f"per image: {bits['uplink_routing_bits']} bits of statistics up, raw features would be "
-        f"{bits['uplink_raw_feature_bits']}; {bits['air_channel_uses']} channel uses in the air, whatever K is"
+        f"per image, mean over all images: {bits['downlink_broadcast_bits']:.0f} bits of features and query down, "
+        f"{bits['uplink_routing_bits']:.0f} bits of statistics up (raw client features would be "
+        f"{bits['uplink_raw_feature_bits']:.0f}); {bits['air_channel_uses']:.0f} channel uses of payload in the air"
     )

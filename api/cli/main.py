@@ -1,4 +1,4 @@
-"""The `airmoe` command: its verbs, and how mistakes are told."""
+"""The `airmoe` command: the table of its verbs, and errors of users as one line."""
 
 import sys
 
@@ -7,13 +7,15 @@ import typer
 from airmoe_ray.errors import UserError, disk_trouble
 from api.cli.bench import bench
 from api.cli.cache import cache
-from api.cli.chaos import chaos
-from api.cli.client import scale, segment, status
 from api.cli.common import stderr
 from api.cli.config import config_
-from api.cli.doctor import doctor
+from api.cli.doctor.verb import doctor
 from api.cli.evaluate import eval_
 from api.cli.pretrain import pretrain
+from api.cli.remote.chaos import chaos
+from api.cli.remote.scale import scale
+from api.cli.remote.segment import segment
+from api.cli.remote.status import status
 from api.cli.serve import serve
 from api.cli.train import train
 
@@ -40,7 +42,7 @@ app.command("doctor")(doctor)
 
 
 def run() -> None:
-    """Entry point: a user's mistake is one line and exit code 2."""
+    """Run the command; a user's mistake ends as one line on stderr and exit code 2."""
     try:
         app()
     except UserError as error:

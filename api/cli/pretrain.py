@@ -1,4 +1,4 @@
-"""`airmoe pretrain`: make the embedded backbone's weights again."""
+"""`airmoe pretrain`: makes the embedded backbone's weights again."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,8 @@ import typer
 
 from airmoe_ray.config_file import load_config
 from airmoe_ray.errors import UserError
-from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, terminal
+from api.cli.common import ConfigOption, JsonOption, SetOption, print_json
+from api.cli.reporters import reporting
 
 
 def pretrain(
@@ -23,9 +24,9 @@ def pretrain(
     """
     if out.is_dir() or not out.parent.is_dir():
         raise UserError(f"--out {out}: expected a file in an existing folder")
-    from airmoe_ray.pretrain import pretrain as recipe
+    from airmoe_ray.features.pretrain import pretrain as recipe
 
-    with terminal() as report:
+    with reporting() as report:
         bar = report.progress("pretraining")
 
         def show(figures: dict[str, float]) -> None:

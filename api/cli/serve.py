@@ -1,4 +1,4 @@
-"""`airmoe serve`: the system and its front end, from a run folder."""
+"""`airmoe serve`: starts cloud, experts and channel of a run, and the HTTP front end."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from airmoe_ray.config import Config
-from api.cli.common import DEFAULT_PORT, Checkpoint, CheckpointOption, SetOption, checkpoint_of, stderr, terminal
+from api.cli.common import DEFAULT_PORT, Checkpoint, CheckpointOption, SetOption, checkpoint_of, stderr
+from api.cli.reporters import reporting
 
 
 def serve(
@@ -34,27 +35,26 @@ def serve(
     them. Ctrl-C ends it and everything it started.
     """
     # imported late: ray and torch take seconds, and mistakes in the options should not wait for them
-    from airmoe_ray.checkpoint import load_checkpoint
     from airmoe_ray.config_file import parse_config
+    from airmoe_ray.model.checkpoint import load_checkpoint
 
     folder = checkpoint_of(run, checkpoint)
     stored, _ = load_checkpoint(folder)
     config = _with_keys(parse_config(stored.model_dump(mode="json"), overrides), key, admin_token)
-    from actors.system import System
-    from api.server import check_bind, set_up_logging
-    from api.server import serve as serve_run
+    from actors.serving.system import System
+    from api.http.server import check_bind, set_up_logging
+    from api.http.server import serve as serve_run
 
     set_up_logging()
     check_bind(config, host, port)
     system = System(folder, config)
-    with terminal() as report:
+    with reporting() as report:
         report.line(f"starting {config.experts.count} experts, cloud and channel as Ray actors")
         shown = f"[{host}]" if ":" in host else host
 
         def announce() -> None:
-            report.finish()
-            report.bars.stop()
-            stderr.print(f"serving {run} on http://{shown}:{port}  (Ctrl-C ends it)", soft_wrap=True)
+            report.close()
+            report.line(f"serving {run} on http://{shown}:{port}  (Ctrl-C ends it)")
 
         try:
             serve_run(

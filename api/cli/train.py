@@ -1,5 +1,8 @@
 """`airmoe train`: end-to-end training through the channel."""
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,10 +11,11 @@ import typer
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
 from airmoe_ray.errors import UserError
-from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, terminal
+from api.cli.common import ConfigOption, JsonOption, SetOption, print_json
+from api.cli.reporters import reporting
 
 if TYPE_CHECKING:
-    from airmoe_ray.reporter import Reporter
+    from airmoe_ray.runtime.progress import Reporter
 
 
 def train(
@@ -50,17 +54,35 @@ def train(
         raise UserError(
             f"--workers {workers}: with train.mode = federated every client is a worker; leave --workers out"
         )
-    with terminal() as report:
+    with reporting() as report, _sigterm_like_ctrl_c() as received:
+        report.stage(f"{run}: checking settings, data and folder")
         try:
             summary = _train(settings, run, workers=workers, resume=resume, address=address, report=report)
         except KeyboardInterrupt:
             saved = (run / "checkpoint").exists()
             how = f"`airmoe train --resume --run {run}` goes on" if saved else "no checkpoint yet, start again"
             report.line(f"airmoe: interrupted; {how}")
-            raise typer.Exit(130) from None
+            raise typer.Exit(128 + (signal.SIGTERM if received else signal.SIGINT)) from None
         report.line(f"trained in {summary['seconds']:.0f} s; the model is in {run / 'checkpoint'}{_best(summary)}")
     if as_json:
         print_json(summary)
+
+
+@contextmanager
+def _sigterm_like_ctrl_c() -> Iterator[list[int]]:
+    """SIGTERM interrupts as well; gives the list in which it will be noted."""
+    received: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        received.append(number)
+        if len(received) == 1:  # another one must not interrupt the tidying up
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _train(
@@ -68,20 +90,21 @@ def _train(
 ) -> dict[str, Any]:
     """By the configured engine. Imported late: torch takes seconds, a mistake in the settings is told at once."""
     if config.train.engine == "local":
-        from airmoe_ray.run import train_run
+        from airmoe_ray.training.run import train_run
 
         return train_run(config, run, resume=resume, report=report)
-    from airmoe_ray.preflight import check_run
+    from airmoe_ray.training.preflight import check_run
 
-    check_run(config, run, resume=resume)  # again in the workers; here it does not wait for Ray to start
-    from actors.cluster import cluster
+    check_run(config, run, resume=resume)
+    report.stage("starting Ray" if address is None else f"joining the Ray cluster at {address}")
+    from actors.cluster.connection import cluster
 
     if config.train.mode == "federated":
-        from actors.federated_trainer import train_federated
+        from actors.training.federated import train_federated
 
         with cluster(address):
             return train_federated(config, run, resume=resume, report=report)
-    from actors.trainer import train_on_ray
+    from actors.training.ray_train import train_on_ray
 
     with cluster(address):
         return train_on_ray(config, run, workers=workers, resume=resume, report=report)

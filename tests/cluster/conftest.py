@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from airmoe_ray.config import Config
+from tests.actors.conftest import tiny, write_checkpoint
 from tests.cluster.hosts import Hosts, three_hosts, why_not
-from tests.ray.conftest import tiny, write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

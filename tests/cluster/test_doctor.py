@@ -9,33 +9,33 @@ from typing import Any
 
 import pytest
 
-from api.cli.doctor_cluster import examine_cluster
-from api.cli.findings import Finding
+from api.cli.doctor.cluster import check_cluster
+from api.cli.doctor.results import CheckResult
 from tests.cluster.conftest import Operator
 from tests.cluster.hosts import Hosts, wait_until
 
-Doctor = Callable[..., dict[str, Finding]]
+Doctor = Callable[..., dict[str, CheckResult]]
 
 
 @pytest.fixture
 def doctor(operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doctor:
-    """Findings by check, of the operator's file with some values replaced."""
+    """Results by check, of the operator's file with some values replaced."""
     monkeypatch.chdir(operator.folder)
     for name in ("RAY_TMPDIR", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(operator.folder / "home"))
 
-    def doctor(config: str | None = None, *overrides: str, **replaced: Any) -> dict[str, Finding]:
+    def doctor(config: str | None = None, *overrides: str, **replaced: Any) -> dict[str, CheckResult]:
         file = operator.write_file(tmp_path / "cluster.yaml", **replaced)
-        return {finding.check: finding for finding in examine_cluster(file, config, overrides)}
+        return {result.check: result for result in check_cluster(file, config, overrides)}
 
     return doctor
 
 
-def failures(findings: dict[str, Finding]) -> dict[str, Finding]:
-    found = {name: finding for name, finding in findings.items() if not finding.ok}
-    for name, finding in found.items():
-        print(f"{name}: {finding.message}")
+def failures(results: dict[str, CheckResult]) -> dict[str, CheckResult]:
+    found = {name: result for name, result in results.items() if not result.ok}
+    for name, result in found.items():
+        print(f"{name}: {result.message}")
     return found
 
 
@@ -54,10 +54,10 @@ def changed(path: Path, text: str, mode: int = 0o600) -> Iterator[None]:
 
 def test_a_good_file_and_good_hosts_are_told_so(operator: Operator) -> None:
     done = operator.airmoe("doctor", "--cluster", operator.file, "--json")
-    findings = json.loads(done.stdout)
+    results = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout
-    assert {f"{host.address} ssh" for host in operator.hosts.all} < {finding["check"] for finding in findings}
-    assert all(finding["ok"] for finding in findings)
+    assert {f"{host.address} ssh" for host in operator.hosts.all} < {result["check"] for result in results}
+    assert all(result["ok"] for result in results)
 
 
 def test_a_wrong_key_is_told_with_the_command_and_its_output(doctor: Doctor, hosts: Hosts, tmp_path: Path) -> None:

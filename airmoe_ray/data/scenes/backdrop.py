@@ -140,9 +140,9 @@ def _paint(
 
 def _walls(rng: Generator, camera: Camera, facades: Facades, z_H: FloatArray, layers: Layers) -> None:
     wall = facades.cast(camera, z_H)
-    colour_3P, layers.glow_HW.reshape(-1)[wall.flat_P] = facades.shade(rng, wall)
-    for albedo_HW, colour_P in zip(layers.albedo_3HW, colour_3P, strict=True):
-        albedo_HW.reshape(-1)[wall.flat_P] = colour_P
-    layers.label_HW.reshape(-1)[wall.flat_P] = facades.kinds[wall.segment_P]
-    layers.depth_HW.reshape(-1)[wall.flat_P] = wall.z_P
-    layers.ground_HW.reshape(-1)[wall.flat_P] = False
+    colour_3L, layers.glow_HW.reshape(-1)[wall.flat_L] = facades.shade(rng, wall)
+    for albedo_HW, colour_L in zip(layers.albedo_3HW, colour_3L, strict=True):
+        albedo_HW.reshape(-1)[wall.flat_L] = colour_L
+    layers.label_HW.reshape(-1)[wall.flat_L] = facades.kinds[wall.segment_L]
+    layers.depth_HW.reshape(-1)[wall.flat_L] = wall.z_L
+    layers.ground_HW.reshape(-1)[wall.flat_L] = False

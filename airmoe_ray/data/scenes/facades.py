@@ -21,11 +21,11 @@ IntArray = NDArray[np.intp]
 class Wall:
     """The pixels that show a wall, each with its place on the wall plane."""
 
-    flat_P: IntArray  # index into the flattened image
-    segment_P: IntArray
-    z_P: FloatArray  # depth [m]
-    u_P: FloatArray  # along the wall [m]
-    v_P: FloatArray  # above the ground [m]
+    flat_L: IntArray  # index into the flattened image
+    segment_L: IntArray
+    z_L: FloatArray  # depth [m]
+    u_L: FloatArray  # along the wall [m]
+    v_L: FloatArray  # above the ground [m]
 
 
 @dataclass(frozen=True)
@@ -65,23 +65,23 @@ class Facades:
         for layer in layers:
             seen_HW = (rows_H1 > layer.top_W) & (z_H[:, None] > layer.z_W) & free_HW
             free_HW &= ~seen_HW
-            flat_P = np.flatnonzero(seen_HW)
-            row_P, column_P = np.divmod(flat_P, camera.width_px)
-            z_P = layer.z_W[column_P]
-            v_P = camera.eye_m - slope_H[row_P] * z_P
-            parts.append((flat_P, layer.segment_W[column_P], z_P, layer.u_W[column_P], v_P))
+            flat_L = np.flatnonzero(seen_HW)
+            row_L, column_L = np.divmod(flat_L, camera.width_px)
+            z_L = layer.z_W[column_L]
+            v_L = camera.eye_m - slope_H[row_L] * z_L
+            parts.append((flat_L, layer.segment_W[column_L], z_L, layer.u_W[column_L], v_L))
         return Wall(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def _line(self, camera: Camera, side: int) -> tuple[Layer, Layer]:
         """The near surface of one line in each column, and the front that rises behind it."""
         wall, bounds, offset = self.walls_m[side], self.bounds_m[side], side * SEGMENTS
         # invert column(z) on its monotone stretch; a bend hides what comes after
-        z_S = np.geomspace(NEAR_M, REACH_M, 160)
+        depth_m = np.geomspace(NEAR_M, REACH_M, 160)
         outward = np.copysign(1.0, wall)
-        offset_S = outward * camera.focal_px * (wall / z_S + camera.bend_per_m * z_S)
-        monotone = slice(int(np.argmin(offset_S)), None, -1)
+        offset_px = outward * camera.focal_px * (wall / depth_m + camera.bend_per_m * depth_m)
+        monotone = slice(int(np.argmin(offset_px)), None, -1)
         columns_W = outward * (np.arange(camera.width_px) + 0.5 - camera.vanish_px)
-        z_W = np.interp(columns_W, offset_S[monotone], z_S[monotone], left=10 * REACH_M).astype(np.float32)
+        z_W = np.interp(columns_W, offset_px[monotone], depth_m[monotone], left=10 * REACH_M).astype(np.float32)
         here_W = np.clip(np.searchsorted(bounds, z_W, side="right") - 1, 0, SEGMENTS - 2)
         through_W = self.gap[offset + here_W]
         near_W = here_W + through_W
@@ -114,38 +114,38 @@ class Facades:
         return layer
 
     def shade(self, rng: Generator, wall: Wall) -> tuple[FloatArray, FloatArray]:
-        """Colour (3, P) and glow (P,) of wall pixels: plaster, brick courses, windows, shop fronts, leaves."""
-        segment_P, u_P, v_P = wall.segment_P, wall.u_P, wall.v_P
+        """Colour (3, L) and glow (L,) of wall pixels: plaster, brick courses, windows, shop fronts, leaves."""
+        segment_L, u_L, v_L = wall.segment_L, wall.u_L, wall.v_L
         leafy = self.kinds == Kind.VEGETATION
         grain = np.where(leafy, np.float32(0.34), np.float32(0.07))
-        sharp_P = np.clip(1.4 - wall.z_P / 70.0, 0.0, 1.0)
-        height_P, glazed_P = self.height_m[segment_P], self.glazed[segment_P]
-        shade_P = 1.0 + grain[segment_P] * sharp_P * world_noise(1.0, v_P, u_P, 20.0)
-        course_P = 3.0 * v_P
-        course_P = (course_P - np.floor(course_P) < 0.22) & (glazed_P < 0.55)  # brick houses have smaller windows
-        shade_P -= np.float32(0.14) * course_P * sharp_P
-        shade_P += np.float32(0.2) * (v_P > height_P - 0.45)  # cornice
-        colour_3P = self.colour_3[:, segment_P] * (shade_P * self.sunny[segment_P])
+        sharp_L = np.clip(1.4 - wall.z_L / 70.0, 0.0, 1.0)
+        height_L, glazed_L = self.height_m[segment_L], self.glazed[segment_L]
+        shade_L = 1.0 + grain[segment_L] * sharp_L * world_noise(1.0, v_L, u_L, 20.0)
+        course_L = 3.0 * v_L
+        course_L = (course_L - np.floor(course_L) < 0.22) & (glazed_L < 0.55)  # brick houses have smaller windows
+        shade_L -= np.float32(0.14) * course_L * sharp_L
+        shade_L += np.float32(0.2) * (v_L > height_L - 0.45)  # cornice
+        colour_3L = self.colour_3[:, segment_L] * (shade_L * self.sunny[segment_L])
 
-        cu_P, cv_P = u_P / self.window_m[0, segment_P], v_P / self.window_m[1, segment_P]
-        column_P, floor_P = np.floor(cu_P), np.floor(cv_P)
-        shop_P = floor_P == 0
-        inside_P = np.abs(cu_P - column_P - 0.5) < 0.5 * np.where(shop_P, np.float32(0.84), glazed_P)
-        inside_P &= np.abs(cv_P - floor_P - 0.5) < np.where(shop_P, np.float32(0.36), np.float32(0.3))
-        inside_P &= ~leafy[segment_P] & (v_P < height_P - 0.6)
-        glass_P = np.flatnonzero(inside_P)
+        cu_L, cv_L = u_L / self.window_m[0, segment_L], v_L / self.window_m[1, segment_L]
+        column_L, floor_L = np.floor(cu_L), np.floor(cv_L)
+        shop_L = floor_L == 0
+        inside_L = np.abs(cu_L - column_L - 0.5) < 0.5 * np.where(shop_L, np.float32(0.84), glazed_L)
+        inside_L &= np.abs(cv_L - floor_L - 0.5) < np.where(shop_L, np.float32(0.36), np.float32(0.3))
+        inside_L &= ~leafy[segment_L] & (v_L < height_L - 0.6)
+        glass_L = np.flatnonzero(inside_L)
 
-        cell_G = (37 * column_P[glass_P] + 101 * floor_P[glass_P]).astype(np.int32) + 53 * segment_P[glass_P]
+        cell_G = (37 * column_L[glass_L] + 101 * floor_L[glass_L]).astype(np.int32) + 53 * segment_L[glass_L]
         luck_G = noise_tile(0.0)[rng.integers(512), cell_G & 511]
         lit_G = luck_G > rng.uniform(0.0, 0.9)
         tone_G = 1.0 + np.float32(0.3) * luck_G
-        sharp_G = sharp_P[glass_P]
-        for colour_P, dark, warm in zip(colour_3P, (0.20, 0.26, 0.33), (0.62, 0.50, 0.32), strict=True):
+        sharp_G = sharp_L[glass_L]
+        for colour_L, dark, warm in zip(colour_3L, (0.20, 0.26, 0.33), (0.62, 0.50, 0.32), strict=True):
             pane_G = np.where(lit_G, np.float32(warm), np.float32(dark)) * tone_G
-            colour_P[glass_P] += (pane_G - colour_P[glass_P]) * sharp_G
-        glow_P = np.zeros_like(u_P)
-        glow_P[glass_P] = lit_G * sharp_G
-        return colour_3P, glow_P
+            colour_L[glass_L] += (pane_G - colour_L[glass_L]) * sharp_G
+        glow_L = np.zeros_like(u_L)
+        glow_L[glass_L] = lit_G * sharp_G
+        return colour_3L, glow_L
 
     def street_shadow(self, z_H: FloatArray, x_HW: FloatArray, sunny_side: float, per_m: float) -> FloatArray:
         """1 where the line on the sun's side (+1 right, -1 left) shades the ground; `per_m` is shadow per height."""

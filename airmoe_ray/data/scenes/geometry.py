@@ -1,8 +1,8 @@
 """Where things are in a procedural street: the classes, the camera, the cross-section of the street.
 
-World axes in metres, seen from the camera: x to the right, y up from the ground, z forward. Shape suffixes of all
-files here: H, W image rows and columns, 3 RGB in [0, 1], P a compressed list of pixels. Colour comes first (3HW):
-numpy is several times quicker when the innermost axis is long.
+World axes in metres, seen from the camera: x to the right, y up from the ground, z forward. Colours are RGB in [0, 1]
+and come first (3HW): numpy is several times quicker when the innermost axis is long.
+Suffixes of all files here: H W image, L a list of its pixels, G those of them that are glass.
 """
 
 from dataclasses import dataclass

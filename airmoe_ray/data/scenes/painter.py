@@ -87,17 +87,17 @@ class Painter:
         for _, draw in sorted(self._queue, key=lambda entry: -entry[0]):
             draw()
         ids_HW = np.asarray(self._ids)
-        flat_P = np.flatnonzero(ids_HW)
-        ids_P = ids_HW.reshape(-1)[flat_P]
-        kinds_P = np.array(self._kinds, np.uint8)[ids_P]
-        grain_P = screen_noise(rng, 1.0, *ids_HW.shape).reshape(-1)[flat_P]
-        shade_P = np.where(kinds_P == Kind.VEGETATION, np.float32(0.3), np.float32(0.05)) * grain_P
+        flat_L = np.flatnonzero(ids_HW)
+        ids_L = ids_HW.reshape(-1)[flat_L]
+        kinds_L = np.array(self._kinds, np.uint8)[ids_L]
+        grain_L = screen_noise(rng, 1.0, *ids_HW.shape).reshape(-1)[flat_L]
+        shade_L = np.where(kinds_L == Kind.VEGETATION, np.float32(0.3), np.float32(0.05)) * grain_L
         layers.albedo_3HW[:] = from_picture(self._image)
         for albedo_HW in layers.albedo_3HW:
-            albedo_HW.reshape(-1)[flat_P] *= 1.0 + shade_P
-        layers.label_HW.reshape(-1)[flat_P] = kinds_P
-        layers.depth_HW.reshape(-1)[flat_P] = np.array(self._depths, np.float32)[ids_P]
-        layers.glow_HW.reshape(-1)[flat_P] = np.array(self._glows, np.float32)[ids_P]
-        layers.ground_HW.reshape(-1)[flat_P] = False
+            albedo_HW.reshape(-1)[flat_L] *= 1.0 + shade_L
+        layers.label_HW.reshape(-1)[flat_L] = kinds_L
+        layers.depth_HW.reshape(-1)[flat_L] = np.array(self._depths, np.float32)[ids_L]
+        layers.glow_HW.reshape(-1)[flat_L] = np.array(self._glows, np.float32)[ids_L]
+        layers.ground_HW.reshape(-1)[flat_L] = False
         np.maximum(layers.shadow_HW, np.asarray(self._shadow) * np.float32(1 / 255), out=layers.shadow_HW)
         layers.shadow_HW *= layers.ground_HW

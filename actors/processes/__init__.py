@@ -1,0 +1,1 @@
+"""What runs in an actor of its own: cloud, channel, hosts of clients."""

@@ -1,0 +1,156 @@
+"""The cloud as an actor: backbone, query, routing, fusion weights and receiver around the clients' exchanges.
+
+Suffixes: B inputs, N clients, K routed, C classes, h w grid.
+"""
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.errors import RosterNeededError
+from actors.rounds.calls import Endpoint
+from actors.rounds.messages import BatchResult, CloudSpec, CloudState, Segment
+from actors.rounds.ray_clients import Begun, RayClients
+from actors.rounds.ray_round import RayRound
+from actors.rounds.roster import Roster
+from airmoe_ray.features.preprocess import to_tensor
+from airmoe_ray.inference.segmenter import load_matching_backbone
+from airmoe_ray.model.checkpoint import load_cloud, parse_tensors
+from airmoe_ray.model.cloud_parts import cloud_parts
+from airmoe_ray.model.moe import collaborate
+from airmoe_ray.model.seam import AirMoEOutput
+from airmoe_ray.runtime.device import pick_device
+
+
+class Cloud(Endpoint):
+    """Runs one round per batch of images, with the clients of a roster."""
+
+    def __init__(self, spec: CloudSpec, content: bytes) -> None:
+        self.config, self.card = spec.config, spec.card
+        self.threads = spec.config.cluster.cloud_threads or os.cpu_count() or 1
+        self.device = pick_device("auto", threads=1)
+        self.backbone = load_matching_backbone(spec.config, spec.card).to(self.device)
+        self.dtype = next(iter(parse_tensors(content, "cloud").values())).dtype
+        parts = cloud_parts(
+            spec.config,
+            feature_dim=spec.card.feature_dim,
+            classes=len(spec.card.classes),
+            dilations=spec.card.dilation_rates,
+        )
+        for part in parts:
+            if part is not None:
+                part.eval().to(self.device, self.dtype)
+        load_cloud(parts, content, "cloud.safetensors")
+        self.query, self.shared = parts
+        self.clients: RayClients | None = None
+        self._batches = 0  # under way here
+        self._batches_lock = threading.Lock()
+        # Always the same thread for batches that are alone: each thread has its own team of OpenMP threads, and once
+        # all teams together outnumber the cores, every barrier sleeps instead of spinning.
+        self._wide = ThreadPoolExecutor(1)
+
+    def receive(self, message: Segment, *beside: Any) -> object:
+        """Segment a batch: the one message that the cloud takes."""
+        return self.segment(message, *beside)
+
+    def segment(self, message: Segment, images_BHW3: NDArray[np.uint8]) -> BatchResult:
+        """One batch from pixels to fused logits, with the clients of this roster or a newer one.
+
+        A batch that is alone gets all cores, for latency; several get one each, for throughput: threads of one
+        operation wait for each other at its end, and where other batches keep the cores busy they wait long.
+        """
+        ends_at = time.monotonic() + message.time_left_s
+        clients = self.clients
+        if clients is None or clients.roster.version < message.roster_version:
+            raise RosterNeededError("the cloud does not know these clients yet")
+        clients = clients.until(ends_at)
+        with self._batches_lock:
+            self._batches += 1
+            alone = self._batches == 1
+        try:
+            if not alone:
+                return self._segment(message, images_BHW3, clients, threads=1)
+            return self._wide.submit(self._segment, message, images_BHW3, clients, threads=self.threads).result()
+        finally:
+            with self._batches_lock:
+                self._batches -= 1
+
+    @torch.inference_mode()
+    def _segment(
+        self, message: Segment, images_BHW3: NDArray[np.uint8], clients: RayClients, *, threads: int
+    ) -> BatchResult:
+        torch.set_num_threads(threads)  # of the calling thread
+        started = time.perf_counter()
+        settings = message.settings
+        round_ = clients.begin(message.ids_B, settings.channel)
+        features_BDhw = self.features(images_BHW3)
+        shared = round_.overlapped(self.shared, features_BDhw)
+        query_dist_Bd = self.query(features_BDhw)
+        encoded = time.perf_counter()
+        output = collaborate(
+            query_dist_Bd,
+            features_BDhw,
+            message.ids_B,
+            Begun(round_),
+            routing_config=settings.routing,
+            channel=settings.channel,
+            seed=self.config.seed,
+            shared=shared,
+        )
+        if settings.renew:
+            output.round.renew()
+        clients.finished.append(output.round.id)
+        timings = {"backbone": 1e3 * (encoded - started), **output.round.timings_ms}
+        whole = 1e3 * (time.perf_counter() - started)
+        return _batch_result(output, timings | {"route": whole - sum(timings.values())})
+
+    def connect(self, roster: Roster) -> None:
+        """Work with the clients of this roster from now on, unless a newer one has come."""
+        if self.clients is None or roster.version > self.clients.roster.version:
+            call_s = self.config.cluster.call_deadline_s
+            self.clients = RayClients(roster, classes=len(self.card.classes), call_s=call_s)
+
+    def features(self, images_BHW3: NDArray[np.uint8]) -> Tensor:
+        """F = ViT(D), Eq. (7)."""
+        images_B3HW = to_tensor(list(images_BHW3)).to(self.device)
+        return self.backbone(images_B3HW).to(self.dtype)
+
+    def state(self) -> CloudState:
+        """Where the cloud runs, and what images it wants."""
+        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+        return CloudState(tuple(str(gpu) for gpu in gpus), self.backbone.pad_multiple)
+
+
+def _batch_result(output: AirMoEOutput[RayRound], timings_ms: dict[str, float]) -> BatchResult:
+    routing, round_ = output.routing, output.round
+    return BatchResult(
+        logits_BChw=output.logits_BChw.float().cpu().numpy(),
+        js_BN=routing.js_BN.cpu().numpy(),
+        score_BN=routing.score_BN.cpu().numpy(),
+        prob_BN=routing.prob_BN.cpu().numpy(),
+        selected_BK=routing.selected_BK.cpu().numpy(),
+        transmit_BK=routing.transmit_BK.cpu().numpy(),
+        beta_BK=output.beta_BK.cpu().numpy(),
+        rho_B=output.rho_B.cpu().numpy(),
+        nmse_B=output.nmse_B.cpu().numpy(),
+        faded_BN=round_.faded_BN.numpy(),
+        present_N=round_.present_N.numpy(),
+        all_faded_B=routing.all_faded_B.cpu().numpy(),
+        skipped_B=round_.skipped_B,
+        versions=round_.versions,
+        faults=round_.faults,
+        heard=round_.heard,
+        sealed_gamma_BK=round_.sealed_gamma_BK,
+        timings_ms=timings_ms,
+    )
+
+
+CloudActor = ray.remote(Cloud)

@@ -1,0 +1,100 @@
+"""What to do about a client that is late, lost or sends invalid numbers: decisions only, no Ray, no clock.
+
+A round has three exchanges with clients. Before anything is transmitted a missing client can be made good for by the
+next best one; afterwards the survivors can only renormalise. Whoever fails again and again is left alone for a while.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from actors.errors import Fault
+
+
+class Exchange(Enum):
+    """An exchange of a round in which clients may fail."""
+
+    READ = auto()
+    FORWARD = auto()
+    TRANSMIT = auto()
+
+
+class Decision(Enum):
+    """What the round does next."""
+
+    SUBSTITUTE = auto()  # ask the next best client
+    GO_ON_WITHOUT = auto()  # the remaining clients answer
+    GIVE_UP = auto()  # nobody is left: the round ends, and may be begun again
+
+
+def decide(exchange: Exchange, *, survivors: int, spares: int, time_left_s: float, call_s: float) -> Decision:
+    """What to do when clients failed in `exchange`, with `survivors` left for the input and `spares` not yet asked.
+
+    A substitute is worth asking only if it can answer: after another `call_s` there must be time to transmit.
+    """
+    if exchange is Exchange.FORWARD and spares > 0 and (time_left_s > call_s or survivors == 0):
+        return Decision.SUBSTITUTE
+    return Decision.GO_ON_WITHOUT if survivors > 0 else Decision.GIVE_UP
+
+
+class State(Enum):
+    """Whether a host takes part; the value is what status and metrics show."""
+
+    STARTING = "starting"
+    UP = "up"
+    RESTARTING = "restarting"
+    QUARANTINED = "quarantined"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True)
+class Health:
+    """What is known about the health of a host."""
+
+    state: State = State.STARTING
+    failures: int = 0  # in a row
+    late_probes: int = 0  # in a row: it hangs rather than restarts
+
+    def failed(self, fault: Fault, *, quarantine_after: int) -> "Health":
+        """The health after a failed call. A lost actor is known to restart; others get `quarantine_after` chances."""
+        failures = self.failures + 1
+        if self.state is State.DRAINING:
+            return replace(self, failures=failures)
+        if fault is Fault.LOST:
+            return replace(self, failures=failures, state=State.RESTARTING)
+        state = State.QUARANTINED if failures >= quarantine_after else self.state
+        return replace(self, failures=failures, state=state)
+
+    def answered(self) -> "Health":
+        """The health after a good reply: earlier failures are forgiven."""
+        return self if self.failures == 0 else replace(self, failures=0)
+
+    def probed(self, ok: bool, *, late: bool = False) -> "Health":
+        """The health after a probe: a pass brings the host back, a probe that hangs is counted."""
+        if ok:
+            return Health(State.DRAINING if self.state is State.DRAINING else State.UP)
+        return replace(self, late_probes=self.late_probes + 1 if late else 0)
+
+    @property
+    def must_restart(self) -> bool:
+        """Whether waiting is pointless: two probes in a row were never answered."""
+        return self.late_probes >= 2
+
+    @property
+    def fault(self) -> Fault | None:
+        """Why the host is left out of a round, None if it takes part."""
+        if self.state is State.UP:
+            return None
+        return Fault.QUARANTINED if self.state is State.QUARANTINED else Fault.RESTARTING
+
+
+def replicas_wanted(load: float, *, hot_load: float, most: int, current: int) -> int:
+    """How many hosts a client of this windowed load (over the fair share) should have.
+
+    One more when each host is hot, one less when the load would be comfortable without: the gap between the two
+    thresholds keeps replicas from coming and going.
+    """
+    if load > hot_load * current:
+        return min(current + 1, most)
+    if current > 1 and load < 0.7 * hot_load * (current - 1):
+        return current - 1
+    return current

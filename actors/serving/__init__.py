@@ -1,0 +1,1 @@
+"""A served run: its actors, their health, requests in and results out."""

@@ -1,0 +1,133 @@
+"""What is known about every host, the roster made of them, and the batches under way with each roster."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors.errors import Fault
+from actors.rounds.calls import Ref
+from actors.rounds.fault_policy import Health, State
+from actors.rounds.messages import HostState
+from actors.rounds.roster import Host, Roster
+from actors.serving.system import System
+
+log = logging.getLogger("airmoe")
+
+
+@dataclass
+class HostRecord:
+    """One host and what is known about it."""
+
+    host: Host
+    health: Health = field(default_factory=Health)
+    seen: HostState | None = None  # its last answer to a probe
+    probing: bool = False
+
+
+class HostRecords:
+    """Records of all hosts by key, and the newest roster made of them."""
+
+    def __init__(self, system: System, hosts: Mapping[str, tuple[Host, HostState]]) -> None:
+        self.system = system
+        self.total = system.config.experts.count  # N
+        self.records = {key: HostRecord(host, Health(State.UP), seen) for key, (host, seen) in hosts.items()}
+        self.changed = asyncio.Event()  # a host is new or missing: to be looked after at once
+        self.version = 0  # of the newest roster
+        self._under_way: Counter[int] = Counter()  # batches by the roster they were sent with
+        self._published: tuple[Any, ...] = ()
+        self.publish()
+
+    def publish(self) -> None:
+        """Make a new roster if who takes part has changed, and send it to the cloud."""
+        up = tuple(record.host for record in self.records.values() if record.health.state is State.UP)
+        covered = {client for host in up for client in host.clients}
+        by_client = self.by_client()
+        missing = {
+            client: fault
+            for client in range(self.total)
+            if client not in covered and (fault := _fault_of(by_client.get(client, []))) is not None
+        }
+        facts = (self.total, tuple(host.key for host in up), tuple(missing.items()))
+        if facts == self._published:
+            return
+        self._published, self.version = facts, self.version + 1
+        self.someone_is_up = bool(up)
+        self._roster = Roster(self.version, self.total, self.system.channel, up, missing)
+        self.send_roster()
+        if missing:
+            self.changed.set()
+
+    def send_roster(self) -> Ref[None]:
+        """Send the newest roster to the cloud; the reference tells when it has arrived."""
+        return self.system.cloud.connect(self._roster)
+
+    def by_client(self) -> dict[int, list[HostRecord]]:
+        """Owner and replicas of each client, without those that are leaving."""
+        found: dict[int, list[HostRecord]] = {}
+        for record in self.records.values():
+            if record.health.state is not State.DRAINING:
+                for client in record.host.clients:
+                    found.setdefault(client, []).append(record)
+        return found
+
+    def record_faults(self, faults: Mapping[str, Fault], *, heard: Collection[str] = ()) -> None:
+        """Enter the faults of a round in the health records; hosts that were `heard` did their whole work well."""
+        for key, record in self.records.items():
+            if key in faults:
+                after = self.system.config.cluster.quarantine_after
+                record.health = record.health.failed(faults[key], quarantine_after=after)
+                log.warning(record.host.describe(faults[key].value))
+            elif key in heard:
+                record.health = record.health.answered()
+        if faults:
+            self.publish()
+
+    # hosts come and go
+
+    def add(self, host: Host) -> None:
+        """A new host, which takes part once a probe of it has passed."""
+        self.records[host.key] = HostRecord(host)
+        self.changed.set()
+
+    def make_again(self, record: HostRecord) -> None:
+        """Another actor for a host whose constructor failed: such a one Ray does not start again."""
+        if record.host.key in self.records:
+            fresh = self.system.remake_host(record.host)
+            # the new record first, so that whoever looks meanwhile finds an owner of every client
+            self.records[fresh.key] = HostRecord(fresh, seen=record.seen)
+            del self.records[record.host.key]
+            self.publish()
+
+    async def drain(self, leaving: Collection[HostRecord]) -> None:
+        """Take hosts off the roster, wait for the rounds they are in, then end them."""
+        for record in leaving:
+            record.health = Health(State.DRAINING)
+        self.publish()
+        while any(version < self.version for version in self._under_way):
+            await asyncio.sleep(0.05)
+        for record in leaving:
+            self.records.pop(record.host.key, None)
+            self.system.remove_host(record.host)
+
+    @contextmanager
+    def batch_under_way(self) -> Iterator[int]:
+        """Count a batch as under way with the newest roster; its version."""
+        version = self.version
+        self._under_way[version] += 1
+        try:
+            yield version
+        finally:
+            self._under_way[version] -= 1
+            if not self._under_way[version]:
+                del self._under_way[version]
+
+
+def _fault_of(records: Collection[HostRecord]) -> Fault | None:
+    """Why nobody speaks for a client; None for a new one that has yet to come up: nothing is lost without it."""
+    if records and all(record.health.state is State.STARTING and record.seen is None for record in records):
+        return None
+    return next((record.health.fault for record in records if record.health.fault), Fault.RESTARTING)

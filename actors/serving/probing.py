@@ -1,0 +1,85 @@
+"""Looks after every host: probes those that are not up, polls those that are, and makes good what they lost."""
+
+import asyncio
+import logging
+from collections import Counter
+
+from ray.exceptions import RayActorError, RayError
+
+from actors.errors import Fault, last_line
+from actors.rounds.fault_policy import Health, State
+from actors.rounds.messages import HostState
+from actors.serving.frl_snapshots import FrlSnapshots
+from actors.serving.host_records import HostRecord, HostRecords
+
+log = logging.getLogger("airmoe")
+
+
+class Prober:
+    """Keeps the records of hosts true to what they answer."""
+
+    def __init__(self, hosts: HostRecords) -> None:
+        self.hosts, self.config = hosts, hosts.system.config
+        self.snapshots = FrlSnapshots()
+        self.restarts: Counter[int] = Counter()  # by client, of owners
+
+    def start_probes(self, *, poll: bool) -> None:
+        """Ask hosts that are not up, and with `poll` all of them; the answers are entered as they come."""
+        for record in list(self.hosts.records.values()):
+            if not record.probing and (poll or record.health.state not in (State.UP, State.DRAINING)):
+                record.probing = True
+                asyncio.create_task(self._probe(record))  # noqa: RUF006  ends by itself within a deadline
+
+    async def _probe(self, record: HostRecord) -> None:
+        was_up, key = record.health.state is State.UP, record.host.key
+        try:
+            fault = await self._ask(record)
+        finally:
+            record.probing = False
+        if key not in self.hosts.records:  # it has left, or another actor has taken its place
+            return
+        if was_up and fault is not None:
+            self.hosts.record_faults({key: fault})
+            return
+        if fault is Fault.LATE and record.health.state is State.STARTING:  # it does not hang, it has yet to be placed
+            what = record.host.describe("is waiting for room on the cluster")
+            log.warning("%s, which an autoscaler may make", what)
+            return
+        if not was_up:
+            record.health = record.health.probed(fault is None, late=fault is Fault.LATE)
+        if record.health.must_restart:
+            log.warning("%s; restarting it", record.host.describe("is hanging"))
+            record.health = Health(State.RESTARTING)
+            record.host.calls.restart()
+        self.hosts.publish()
+
+    async def _ask(self, record: HostRecord) -> Fault | None:
+        """Ask a host for its state, and for some work unless it is up; what was wrong, None: it answered."""
+        calls, state, cluster = record.host.calls, record.health.state, self.config.cluster
+        # calls to an actor that has never been up wait for its constructor; to one that restarts they fail at once
+        limit_s = cluster.start_deadline_s if state is State.STARTING else cluster.call_deadline_s
+        try:
+            seen = await asyncio.wait_for(calls.state() if state is State.UP else calls.probe(), limit_s)
+            await asyncio.wait_for(self._update(record, seen), limit_s)
+        except TimeoutError:
+            return Fault.LATE
+        except RayError as error:
+            log.debug("probe of %s: %s", record.host.key, type(error).__name__)
+            if isinstance(error, RayActorError) and error.actor_init_failed:
+                log.warning("%s (%s); making it anew", record.host.describe("could not start"), last_line(error))
+                self.hosts.make_again(record)
+            return Fault.LOST
+        return None
+
+    async def _update(self, record: HostRecord, seen: HostState) -> None:
+        """Notice restarts and lost renewals, keep snapshots, bring replicas up to date."""
+        before, host = record.seen, record.host
+        if before is not None and before.pid != seen.pid and host.owner:
+            self.restarts.update(seen.clients)
+        if self.config.serve.renew_frl and host.owner:
+            others = (other.host for other in self.hosts.records.values())
+            replicated = {client for other in others if not other.owner for client in other.clients}
+            seen = await self.snapshots.sync_owner(host.calls, before, seen, replicated)
+        elif self.config.serve.renew_frl:
+            await self.snapshots.sync_replica(host.calls, seen)
+        record.seen = seen

@@ -1,0 +1,158 @@
+"""Keeps the system whole: the loop that looks after hosts, their load, replicas, scaling and status.
+
+Policy decides (`fault_policy.py`), the supervisor acts. All of it runs on the front end's event loop and never makes a
+request wait.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+
+from ray.exceptions import RayError
+
+from actors.cluster.placement import HostPlan, plan_hosts
+from actors.rounds.fault_policy import replicas_wanted
+from actors.rounds.messages import BatchResult, HostState
+from actors.rounds.roster import Host
+from actors.serving.cloud_link import CloudLink
+from actors.serving.host_records import HostRecords
+from actors.serving.load_window import LoadWindow
+from actors.serving.probing import Prober
+from actors.serving.status import ExpertStatus, status_of
+from actors.serving.system import System
+from airmoe_ray.errors import UserError
+from airmoe_ray.radio.ledger import check_budget
+
+log = logging.getLogger("airmoe")
+_POLL_EVERY_S = 5.0  # how often hosts that are up are asked for their state
+
+
+class Supervisor:
+    """Looks after the clients of a served run, and answers for them."""
+
+    def __init__(self, system: System, hosts: Mapping[str, tuple[Host, HostState]]) -> None:
+        self.system, self.config = system, system.config
+        self.hosts = HostRecords(system, hosts)
+        self.prober, self.cloud = Prober(self.hosts), CloudLink(self.hosts)
+        self.load = LoadWindow(self.total, self.config.serve.load_window)
+        # one change of who takes part at a time: a host drains before its clients return
+        self._scaling = asyncio.Lock()
+
+    @property
+    def total(self) -> int:
+        """N: how many clients there are, up or not."""
+        return self.hosts.total
+
+    @property
+    def someone_is_up(self) -> bool:
+        """Whether any client can answer."""
+        return self.hosts.someone_is_up
+
+    @property
+    def renewals_lost(self) -> int:
+        """Renewals that hosts lost with their journals."""
+        return self.prober.snapshots.renewals_lost
+
+    def count(self, batch: BatchResult) -> None:
+        """Count a finished batch as load."""
+        for selected_K in batch.selected_BK.tolist():
+            self.load.add(tuple(client for client in selected_K if client < self.total))
+
+    async def watch(self) -> None:
+        """Probe who is not up, poll who is, replicate who is hot; until cancelled."""
+        polled = rebalanced = time.monotonic()
+        changed = self.hosts.changed
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), self.config.cluster.probe_every_s)
+            changed.clear()
+            now = time.monotonic()
+            poll = now - polled > _POLL_EVERY_S
+            polled = now if poll else polled
+            self.prober.start_probes(poll=poll)
+            if now - rebalanced > self.config.cluster.rebalance_every_s:
+                rebalanced = now
+                self._rebalance()
+
+    # scaling
+
+    def _rebalance(self) -> None:
+        cluster = self.config.cluster
+        if cluster.max_replicas == 1 or len(self.load) < 20:
+            return
+        by_client = self.hosts.by_client()
+        for client, load in enumerate(self.load.ratio_N):
+            current = len(by_client.get(client, []))
+            wanted = replicas_wanted(
+                load, hot_load=cluster.hot_load, most=cluster.max_replicas, current=max(current, 1)
+            )
+            if wanted != current and current:
+                log.info("expert %d: load %.2f of fair, %d -> %d instances", client, load, current, wanted)
+                asyncio.create_task(self.replicate(client, wanted))  # noqa: RUF006
+
+    async def replicate(self, client: int, hosts: int) -> None:
+        """Bring a client to this many hosts (owner included) without stopping anything.
+
+        A replica holds this one client, also where its owner holds several.
+        """
+        if not 0 <= client < self.total:
+            raise UserError(f"expert {client}: there are experts 0 to {self.total - 1}")
+        if hosts < 1:
+            raise UserError(f"expert {client}: {hosts} instances; at least 1, the owner")
+        async with self._scaling:
+            records = self.hosts.by_client().get(client, [])
+            for _ in range(hosts - len(records)):
+                replica = HostPlan((client,), self.config.cluster.pin.get(client))
+                self.hosts.add(self.system.make_host(replica, replica=True))
+            replicas = [record for record in records if not record.host.owner]
+            await self.hosts.drain(replicas[: max(len(records) - hosts, 0)])
+
+    async def scale(self, experts: int) -> None:
+        """Change N: new experts come from the run's checkpoint folder, removed ones are drained first.
+
+        Added clients get hosts of their own. Of a host whose clients are removed in part, the rest goes on: its actor
+        ends with its last client, and until then those who left can come back at once.
+        """
+        fewest = self.config.routing.top_k
+        if experts < fewest:
+            raise UserError(f"{experts} experts: routing.top_k = {fewest} needs at least as many")
+        count = {"experts": self.config.experts.model_copy(update={"count": experts})}
+        check_budget(self.config.model_copy(update=count))
+        async with self._scaling:
+            there = self.hosts.by_client().keys()
+            added = [client for client in range(self.total, experts) if client not in there]
+            for client in added:  # all files must be there before anything changes
+                await asyncio.to_thread(self.system.fetch, client)
+            records = self.hosts.records.values()
+            leaving = [record for record in records if min(record.host.clients) >= experts]
+            self.hosts.total = experts
+            self.load.resize(experts)
+            for host in plan_hosts(self.config.cluster, added):
+                self.hosts.add(self.system.make_host(host))
+            self.hosts.publish()
+            await self.hosts.drain(leaving)
+
+    # what people see
+
+    def status(self) -> list[ExpertStatus]:
+        """Every client with its owner's node and state."""
+        by_client, ratio, selected = self.hosts.by_client(), self.load.ratio_N, self.load.selected_N.tolist()
+        return [
+            status_of(
+                client,
+                by_client.get(client, []),
+                load_ratio=ratio[client],
+                selected=selected[client],
+                restarts=self.prober.restarts[client],
+            )
+            for client in range(self.total)
+        ]
+
+    def close(self) -> None:
+        """End every host."""
+        for record in self.hosts.records.values():
+            with contextlib.suppress(RayError, ValueError):
+                self.system.remove_host(record.host)
+        self.hosts.records.clear()

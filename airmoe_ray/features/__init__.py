@@ -1,0 +1,1 @@
+"""The frozen backbone, Eq. (7), and its features on disk."""

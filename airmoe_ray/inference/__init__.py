@@ -1,0 +1,1 @@
+"""From an image to its mask, and what that is worth: segmenter, scores, pictures."""

@@ -1,0 +1,123 @@
+"""Scores after each epoch, from cached features: on the configured channel and on the ideal one.
+
+Suffixes: B inputs, D features, P routed pairs, h w grid.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from airmoe_ray.config import ChannelConfig
+from airmoe_ray.data.base import SegmentationDataset, UInt8Array
+from airmoe_ray.features.cache_reader import FeatureCache
+from airmoe_ray.inference.evaluate import BATCH, Scoreboard
+from airmoe_ray.inference.masks import best_class
+from airmoe_ray.inference.scores import ConfusionMatrix
+from airmoe_ray.model.experts import ExpertOutput
+from airmoe_ray.model.local_clients import LocalClients, LocalRound
+from airmoe_ray.model.moe import AirMoE, collaborate
+from airmoe_ray.model.seam import AirMoEOutput, Clients
+from airmoe_ray.runtime.rng import evaluation_id
+from airmoe_ray.runtime.workers import OneWorker, Workers, shard
+
+# finds clients and hands them to a question; may ask again where some of them were lost
+AskClients = Callable[[Callable[[Clients[Any]], Any]], Any]
+
+
+class OnceEach:
+    """Clients whose experts run once for each routed pair, however many channels their outputs then cross."""
+
+    def __init__(self, clients: LocalClients) -> None:
+        self.clients = clients
+        self.known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def begin(self, ids_B: Sequence[int], channel: ChannelConfig) -> LocalRound:
+        """Start a round of the same inputs."""
+        return LocalRound(self.clients, self.run, ids_B, channel)
+
+    def run(self, features_BDhw: Tensor, owner_P: Tensor, sample_P: Tensor) -> ExpertOutput:
+        """Outputs from memory; experts compute what is new."""
+        pairs = list(zip(owner_P.tolist(), sample_P.tolist(), strict=True))
+        new = [place for place, pair in enumerate(pairs) if pair not in self.known]
+        if new or not pairs:
+            output = self.clients.run(features_BDhw, owner_P[new], sample_P[new])
+            self.known.update(zip((pairs[place] for place in new), zip(*output, strict=True), strict=True))
+            if len(new) == len(pairs):
+                return output
+        logits, psis = zip(*(self.known[pair] for pair in pairs), strict=True)
+        return ExpertOutput(torch.stack(logits), torch.stack(psis))
+
+
+@torch.inference_mode()
+def validate(
+    model: AirMoE,
+    view: FeatureCache,
+    dataset: SegmentationDataset,
+    workers: Workers | None = None,
+    *,
+    ask_clients: AskClients | None = None,
+) -> dict[str, Any]:
+    """The scores of `evaluate` from cached features, at the fitted size, and `miou_ideal` beside them.
+
+    Workers share each batch; every one returns the scores of all images. Clients that are not in the model are found by
+    `ask_clients`, for each batch.
+    """
+    config, workers = model.config, workers or OneWorker()
+    board = Scoreboard(dataset, clients=config.experts.count)
+    ideal = ConfusionMatrix(len(dataset.classes.names))
+    channels = (config.channel, config.channel.model_copy(update={"kind": "ideal"}))
+    model.eval()
+    for indices, features_BDhw, labels in _batches(view, workers, model.query.linear.weight.device):
+        ask = partial(_through, channels, model, features_BDhw, [evaluation_id(i) for i in indices])
+        noisy, exact = ask_clients(ask) if ask_clients else ask(OnceEach(model.clients))
+        board.add(noisy, indices, _masks(noisy.logits_BChw, labels), labels)
+        for label, mask in zip(labels, _masks(exact.logits_BChw, labels), strict=True):
+            ideal.add(label, mask)
+    board.add_others(workers)
+    ideal.add_others(workers)
+    return board.result() | {"miou_ideal": ideal.scores()["miou"]}
+
+
+def _through(
+    channels: Sequence[ChannelConfig],
+    model: AirMoE,
+    features_BDhw: Tensor,
+    ids_B: Sequence[int],
+    clients: Clients[Any],
+) -> list[AirMoEOutput[Any]]:
+    """The same inputs through each of the channels."""
+    config, query_dist_Bd = model.config, model.query(features_BDhw)
+    common: dict[str, Any] = {"routing_config": config.routing, "seed": config.seed, "shared": model.shared}
+    return [
+        collaborate(query_dist_Bd, features_BDhw, ids_B, clients, channel=channel, **common) for channel in channels
+    ]
+
+
+def _batches(
+    view: FeatureCache, workers: Workers, device: torch.device
+) -> Iterator[tuple[list[int], Tensor, list[UInt8Array]]]:
+    """This worker's part of batches of one shape; it may be empty."""
+    size = BATCH * workers.size
+    for shape in range(len(view.grids)):
+        members = np.flatnonzero(view.shape_of == shape).tolist()
+        for whole in (members[start : start + size] for start in range(0, len(members), size)):
+            own = list(shard(whole, workers))
+            rows = [view.get(i) for i in own or whole[:1]]
+            features_BDhw = torch.from_numpy(np.stack([row[0] for row in rows])).to(device, torch.float32)
+            yield own, features_BDhw[: len(own)], [row[1] for row in rows[: len(own)]]
+
+
+def _masks(logits_BChw: Tensor, labels: Sequence[UInt8Array]) -> list[NDArray[np.integer]]:
+    """Class ids at the labels' size."""
+    if not labels:
+        return []
+    logits_BCHW = interpolate(logits_BChw, size=labels[0].shape, mode="bilinear", align_corners=False)
+    if logits_BCHW.is_cuda:
+        return list(logits_BCHW.argmax(dim=1).cpu().numpy())
+    return [best_class(logits_CHW)[0] for logits_CHW in logits_BCHW.numpy()]

@@ -1,0 +1,125 @@
+"""The paper's algorithm box, `collaborate`, wherever the clients live; and AirMoE as one trainable model.
+
+Suffixes: B inputs, N clients, K routed, M prototypes, d statistic, D features, C classes, h w grid.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
+from airmoe_ray.model.cloud_parts import CloudParts, cloud_parts
+from airmoe_ray.model.fusion import fusion_weights
+from airmoe_ray.model.local_clients import LocalClients, LocalRound
+from airmoe_ray.model.routing import keep_strongest, route, truncate
+from airmoe_ray.model.seam import AirMoEOutput, Clients, R_co
+from airmoe_ray.radio.power import receive, receive_scale
+from airmoe_ray.runtime.rng import complex_normal_BN
+
+
+def collaborate(
+    query_dist_Bd: Tensor,
+    features_BDhw: Tensor,
+    ids_B: Sequence[int],
+    clients: Clients[R_co],
+    *,
+    routing_config: RoutingConfig,
+    channel: ChannelConfig,
+    seed: int,
+    shared: Callable[[Tensor], Tensor] | None = None,
+) -> AirMoEOutput[R_co]:
+    """Algorithm 1 for one mini-batch, from the broadcast of (Q, F) to the fused logits.
+
+    With a `shared` head the cloud adds its own logits to what the air delivers.
+    """
+    round_ = clients.begin(ids_B, channel)
+
+    reading = round_.read(query_dist_Bd)  # Eq. (9)-(10), (13)
+    routing = route(  # Eq. (14)-(16)
+        query_dist_Bd,
+        reading.stat_BNd,
+        config=routing_config,
+        priority_BN=_random_priority(reading.stat_BNd, ids_B, seed) if routing_config.rule == "random" else None,
+        present_N=reading.present_N,
+    )
+    silent_BN = reading.faded_BN if reading.present_N is None else reading.faded_BN | ~reading.present_N
+    routing = truncate(routing, silent_BN, channel.truncation)
+    if routing.all_faded_B.any():
+        routing = keep_strongest(routing, round_.gains(routing.selected_BK))
+
+    report = round_.forward(features_BDhw, query_dist_Bd, routing)  # Eq. (17)-(20)
+    routing = report.routing
+    while True:
+        beta_BK = fusion_weights(report.delta_BK, routing.active_BK, routing_config)  # Eq. (21)
+        rho_B = receive_scale(report.scale_limit_BK, beta_BK, routing.active_BK)  # Eq. (22)
+        if not channel.rho_grad:
+            rho_B = rho_B.detach()
+        received = round_.transmit(beta_BK, rho_B)  # Eq. (4)
+        if received.lost_BK is None:
+            break
+        # weights must sum to 1 over those who are heard: the survivors renormalise and transmit again
+        routing = replace(routing, active_BK=routing.active_BK & ~received.lost_BK)
+    logits_BChw = receive(received.signal_BChw, rho_B)  # Eq. (23)
+    nmse_B = received.error_energy_B / received.clean_energy_B.clamp_min(torch.finfo(logits_BChw.dtype).tiny)
+    shared_BChw = None
+    if shared is not None:
+        shared_BChw = shared(features_BDhw)
+        logits_BChw = logits_BChw + shared_BChw
+    return AirMoEOutput(
+        logits_BChw=logits_BChw,
+        query_dist_Bd=query_dist_Bd,
+        routing=routing,
+        delta_BK=report.delta_BK,
+        beta_BK=beta_BK,
+        rho_B=rho_B,
+        nmse_B=nmse_B,
+        round=round_,
+        shared_BChw=shared_BChw,
+        alpha_BNM=reading.alpha_BNM,
+        psi_BKd=report.psi_BKd,
+    )
+
+
+def _random_priority(stat_BNd: Tensor, ids_B: Sequence[int], seed: int) -> Tensor:
+    """The control: an order of clients that has nothing to do with their statistics."""
+    draws = complex_normal_BN(ids_B, stat_BNd.shape[1], seed=seed, purpose="random-routing")
+    return torch.from_numpy(draws.real).to(stat_BNd)
+
+
+class AirMoE(nn.Module):
+    """The trainable whole in one process: the cloud's query and all clients. The frozen backbone stands before it."""
+
+    def __init__(self, config: Config, *, feature_dim: int, classes: int, dilations: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.config = config
+        shape: dict[str, Any] = {"feature_dim": feature_dim, "classes": classes, "dilations": dilations}
+        self.query, self.shared = cloud_parts(config, **shape)
+        self.clients = LocalClients(config, **shape)
+
+    @property
+    def cloud(self) -> CloudParts:
+        """What the cloud trains."""
+        return CloudParts(self.query, self.shared)
+
+    def forward(
+        self,
+        features_BDhw: Tensor,
+        ids_B: Sequence[int],
+        *,
+        routing_config: RoutingConfig | None = None,
+        channel: ChannelConfig | None = None,
+    ) -> AirMoEOutput[LocalRound]:
+        """Query, Eq. (8), then `collaborate`; `routing_config` and `channel` take the place of the configured ones."""
+        return collaborate(
+            self.query(features_BDhw),
+            features_BDhw,
+            ids_B,
+            self.clients,
+            routing_config=routing_config or self.config.routing,
+            channel=channel or self.config.channel,
+            seed=self.config.seed,
+            shared=self.shared,
+        )

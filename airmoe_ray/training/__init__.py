@@ -1,0 +1,1 @@
+"""End-to-end training through the channel: losses, one step, runs and their folders."""

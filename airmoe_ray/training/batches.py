@@ -1,0 +1,55 @@
+"""The order in which a run takes its steps, and what each class of its images weighs."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from airmoe_ray.config import Config
+from airmoe_ray.data.base import IGNORE
+from airmoe_ray.runtime.rng import generator, training_id
+from airmoe_ray.runtime.workers import OneWorker, Workers, shard
+from airmoe_ray.training.sources import Source
+from airmoe_ray.training.trainer import Batch
+
+
+class Schedule:
+    """Which samples make up each batch of each epoch: a function of (seed, epoch) alone."""
+
+    def __init__(self, source: Source, config: Config, workers: Workers | None = None) -> None:
+        self.source, self.config, self.workers = source, config, workers or OneWorker()
+
+    def steps_per_epoch(self) -> int:
+        """Batches per epoch; the last one of each image shape may be smaller."""
+        return len(self._order(0))
+
+    def batches(self, epoch: int, *, device: torch.device) -> Iterator[Batch]:
+        """This worker's parts of the batches of one epoch."""
+        for whole in self._order(epoch):
+            indices = shard(whole, self.workers)
+            features, labels = self.source.batch(epoch, indices or whole[:1])
+            part = slice(len(indices))  # nothing, where there are fewer samples than workers
+            yield Batch(features[part].to(device), labels[part].to(device), [training_id(epoch, i) for i in indices])
+
+    def _order(self, epoch: int) -> list[list[int]]:
+        rng, size = generator(self.config.seed, "order", epoch), self.config.train.batch_size
+        order = rng.permutation(len(self.source.shape_of))
+        batches: list[list[int]] = []
+        for shape in range(len(self.source.grids)):
+            members = order[self.source.shape_of[order] == shape].tolist()
+            batches += [members[start : start + size] for start in range(0, len(members), size)]
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def class_weights(source: Source, classes: int, balance: float) -> Tensor | None:
+    """(frequency ^ -balance), scaled to mean 1 over the pixels; None where balance is 0."""
+    if balance == 0:
+        return None
+    counts = np.zeros(classes)
+    for index in range(len(source.shape_of)):
+        label = source.plain(index)[1]
+        counts += np.bincount(label[label != IGNORE], minlength=classes)[:classes]
+    share = counts / counts.sum()
+    weight = np.where(share > 0, np.maximum(share, 1e-6), 1.0) ** -balance
+    return torch.tensor(weight / (weight * share).sum(), dtype=torch.float32)

@@ -1,0 +1,1 @@
+"""The HTTP front end: FastAPI around the orchestrator, the page, and metrics."""

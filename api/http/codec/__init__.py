@@ -1,0 +1,1 @@
+"""Between bytes and arrays: request bodies, decoding images, encoding masks, responses."""

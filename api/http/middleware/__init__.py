@@ -1,0 +1,1 @@
+"""ASGI middleware around every request: keys and security headers, and counting."""

@@ -1,0 +1,116 @@
+"""What goes over HTTP: these models are what routes take and return, and what `/docs` shows."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from airmoe_ray.radio.ledger import Ledger
+
+MAX_SEED = 2**63 - 1
+
+
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("expected a number, not true or false")
+    return value
+
+
+_Number = BeforeValidator(_no_truth_value)  # JSON's `true` would pass as 1; last, or the schema loses the range
+
+
+class Parameters(BaseModel):
+    """What a request may choose; the rest is the server's configuration."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    top_k: Annotated[int, Field(ge=1, description="K, clients routed"), _Number] | None = None
+    snr_db: Annotated[float, Field(ge=-60, le=120, description="SNR of the channel [dB]"), _Number] | None = None
+    channel: Annotated[Literal["air", "ideal", "digital"], Field(description="Kind of channel")] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED, description="Fading and noise follow from it"), _Number] | None = None
+    view: Annotated[Literal["mask", "color", "overlay"], Field(description="What a PNG answer shows")] = "mask"
+
+
+class JsonRequest(BaseModel):
+    """A request in the form of Hugging Face's inference API."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    inputs: Annotated[str, Field(description="The image file, base64")]
+    parameters: Parameters = Parameters()
+
+
+class Error(BaseModel):
+    """The body of every error."""
+
+    error: str
+    detail: Any = None
+
+
+class Segment(BaseModel):
+    """One class that is present in the image."""
+
+    label: str
+    id: int
+    score: float = Field(description="mean softmax over its pixels")
+    area: int = Field(description="pixels")
+    mask: str = Field(description="base64 PNG, 255 where the class is")
+
+
+@dataclass(frozen=True)  # not a model: those take eight times as long to make, and there may be a thousand of these
+class Expert:
+    """One client's part; null where it did not answer."""
+
+    id: int
+    js: Annotated[float | None, Field(description="D_JS(Q || P_j) [nats]")]
+    score: float | None
+    probability: float | None
+    selected: Annotated[bool, Field(description="in S, before truncation")]
+    weight: Annotated[float, Field(description="fusion weight beta_j")]
+    gamma: Annotated[list[float] | None, Field(description="channel estimate [re, im], where it transmitted")]
+    version: Annotated[int | None, Field(description="renewals its FRL had seen")]
+
+
+class RoutingFacts(BaseModel):
+    """Who answered, and whether somebody could not."""
+
+    experts: list[Expert]
+    degraded: bool
+    reason: str | None
+
+
+class ChannelFacts(BaseModel):
+    """What the air did."""
+
+    kind: str
+    snr_db: float
+    rho: float
+    truncated: list[int]
+    noise_power: float
+    nmse: float
+    channel_uses: int
+    seed: int
+
+
+class SegmentResponse(BaseModel):
+    """What POST /segment returns as JSON."""
+
+    id: str
+    model: str
+    width: int
+    height: int
+    segments: list[Segment]
+    mask: str = Field(description="base64 palette PNG; pixel values are class ids")
+    routing: RoutingFacts
+    channel: ChannelFacts
+    communication: Ledger
+    timings_ms: dict[str, float]
+
+
+class ScaleRequest(BaseModel):
+    """A change of the number of experts, or of instances of some of them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    experts: Annotated[int, Field(ge=1, le=100_000), _Number] | None = None
+    replicas: dict[int, Annotated[int, Field(ge=1, le=64), _Number]] = {}

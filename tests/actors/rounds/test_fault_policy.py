@@ -1,0 +1,93 @@
+"""What is done about clients that fail: decisions, health records, numbers of replicas, without Ray or a clock."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.errors import Fault
+from actors.rounds.fault_policy import Decision, Exchange, Health, State, decide, replicas_wanted
+
+COUNTS, SECONDS = st.integers(0, 9), st.floats(0, 60)
+CALL_FAULTS = [Fault.LATE, Fault.INVALID, Fault.FAILED]
+
+
+@settings(deadline=None)
+@given(st.sampled_from(Exchange), COUNTS, COUNTS, SECONDS, SECONDS)
+def test_a_round_is_given_up_only_when_nobody_is_left(
+    exchange: Exchange, survivors: int, spares: int, time_left_s: float, call_s: float
+) -> None:
+    decision = decide(exchange, survivors=survivors, spares=spares, time_left_s=time_left_s, call_s=call_s)
+    nobody = survivors == 0 and (exchange is not Exchange.FORWARD or spares == 0)
+    assert (decision is Decision.GIVE_UP) == nobody
+
+
+@settings(deadline=None)
+@given(st.sampled_from(Exchange), COUNTS, COUNTS, SECONDS, SECONDS)
+def test_a_substitute_is_asked_only_before_transmission_and_where_there_is_one(
+    exchange: Exchange, survivors: int, spares: int, time_left_s: float, call_s: float
+) -> None:
+    decision = decide(exchange, survivors=survivors, spares=spares, time_left_s=time_left_s, call_s=call_s)
+    if decision is Decision.SUBSTITUTE:
+        assert exchange is Exchange.FORWARD
+        assert spares > 0
+        assert time_left_s > call_s or survivors == 0
+
+
+def test_time_decides_between_a_substitute_and_going_on_without() -> None:
+    def at(time_left_s: float) -> Decision:
+        return decide(Exchange.FORWARD, survivors=1, spares=1, time_left_s=time_left_s, call_s=5)
+
+    assert at(5.1) is Decision.SUBSTITUTE
+    assert at(4.9) is Decision.GO_ON_WITHOUT
+
+
+@pytest.mark.parametrize("fault", CALL_FAULTS)
+def test_three_failures_in_a_row_quarantine_and_one_good_answer_forgives(fault: Fault) -> None:
+    health = Health(State.UP)
+    for _ in range(2):
+        health = health.failed(fault, quarantine_after=3)
+    assert health.state is State.UP
+    assert health.failed(fault, quarantine_after=3).fault is Fault.QUARANTINED
+    assert health.answered().failed(fault, quarantine_after=3).state is State.UP
+
+
+def test_a_lost_client_is_left_out_at_once_and_until_a_probe_passes() -> None:
+    health = Health(State.UP).failed(Fault.LOST, quarantine_after=3)
+    assert health.fault is Fault.RESTARTING
+    assert health.answered().probed(False).fault is Fault.RESTARTING
+    assert health.probed(True) == Health(State.UP)
+
+
+def test_two_probes_in_a_row_without_an_answer_mean_that_it_hangs() -> None:
+    late = Health(State.QUARANTINED).probed(False, late=True)
+    assert not late.must_restart
+    assert late.probed(False, late=True).must_restart
+    assert not late.probed(False).probed(False, late=True).must_restart
+    assert not late.probed(True).must_restart
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([*Fault, "answered", "passed", "late", "failed"]), max_size=20))
+def test_a_draining_client_never_takes_part_again(events: list[Fault | str]) -> None:
+    health = Health(State.DRAINING)
+    for event in events:
+        if isinstance(event, Fault):
+            health = health.failed(event, quarantine_after=3)
+        elif event == "answered":
+            health = health.answered()
+        else:
+            health = health.probed(event == "passed", late=event == "late")
+    assert health.state is State.DRAINING
+
+
+@settings(deadline=None)
+@given(st.floats(0, 20), st.floats(1.01, 5), st.integers(1, 6), st.integers(1, 6))
+def test_replicas_change_by_one_within_bounds_and_do_not_come_and_go(
+    load: float, hot_load: float, most: int, current: int
+) -> None:
+    current = min(current, most)
+    wanted = replicas_wanted(load, hot_load=hot_load, most=most, current=current)
+    assert abs(wanted - current) <= 1
+    assert 1 <= wanted <= most
+    again = replicas_wanted(load, hot_load=hot_load, most=most, current=wanted)
+    assert (again - wanted) * (wanted - current) >= 0  # at the same load, never back again

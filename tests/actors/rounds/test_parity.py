@@ -1,0 +1,205 @@
+"""The algorithm over Ray gives what it gives in one process, to rounding."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from actors.processes.channel import ChannelActor
+from actors.processes.cloud import Cloud
+from actors.processes.expert_host import ExpertActor
+from actors.rounds.calls import Pinned
+from actors.rounds.messages import CloudSpec, HostSpec, Segment, Settings
+from actors.rounds.ray_clients import RayClients
+from actors.rounds.ray_round import RayRound
+from actors.rounds.roster import Host, Roster
+from actors.rounds.stubs import ChannelCalls, HostCalls
+from airmoe_ray.config import Config
+from airmoe_ray.features.backbone import load_backbone
+from airmoe_ray.features.preprocess import to_tensor
+from airmoe_ray.model.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
+from airmoe_ray.model.moe import AirMoE, collaborate
+from airmoe_ray.model.seam import AirMoEOutput
+
+pytestmark = pytest.mark.usefixtures("own_ray")
+CARD = ModelCard(["a", "b", "c"], [[0, 0, 0]] * 3, 6, [1, 2, 3], "none", "none")
+SPLITS = [(7,), (3, 4), (1,) * 7]
+CHANNELS = {
+    "air": {"snr_db": 10},
+    "dropped": {"gamma_th": 0.7},
+    "substituted": {"gamma_th": 0.7, "truncation": "substitute"},
+    "all faded": {"gamma_th": 50.0},
+    "no fading": {"fading": "none"},
+    "digital": {"kind": "digital", "gamma_th": 0.7},
+    "ideal": {"kind": "ideal"},
+}
+
+
+class Pair:
+    """A checkpoint in one process and the same one in actors."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: AirMoE,
+        channel: ChannelCalls,
+        hosts: Sequence[tuple[int, ...]],
+        card: ModelCard = CARD,
+    ) -> None:
+        save_checkpoint(folder, model, card)
+        self.card = card
+        self.folder, self.model, self.config = folder, model.eval(), model.config
+        self.channel = channel
+        self.hosts = [self.host(clients) for clients in hosts]
+        self.replica = self.host((2,), owner=False)
+
+    def host(self, clients: tuple[int, ...], *, owner: bool = True) -> Host:
+        files = [Pinned.put(read_file(expert_file(self.folder, client))) for client in clients]
+        actor = ExpertActor.options(num_cpus=0, max_restarts=-1, max_task_retries=0)
+        calls = HostCalls.start(actor, HostSpec(clients, self.config, self.card, replica=not owner), files)
+        return Host(f"{clients}{owner}", calls, clients, owner)
+
+    def clients(self, *hosts: Host) -> RayClients:
+        roster = Roster(1, self.config.experts.count, self.channel, hosts or tuple(self.hosts))
+        return RayClients(roster, classes=3, call_s=60)
+
+    @torch.inference_mode()
+    def over_ray(
+        self, features: Tensor, ids: Sequence[int], clients: RayClients | None = None, **changed: Any
+    ) -> AirMoEOutput[RayRound]:
+        query, config = self.model.query(features), changed_config(self.config, **changed)
+        return collaborate(
+            query,
+            features,
+            ids,
+            clients or self.clients(),
+            routing_config=config.routing,
+            channel=config.channel,
+            seed=config.seed,
+            shared=self.model.shared,
+        )
+
+    @torch.inference_mode()
+    def in_process(self, features: Tensor, ids: Sequence[int], **changed: Any) -> AirMoEOutput[Any]:
+        config = changed_config(self.config, **changed)
+        return self.model(features, ids, routing_config=config.routing, channel=config.channel)
+
+
+def changed_config(config: Config, *, top_k: int = 2, **channel: Any) -> Config:
+    blocks = config.model_dump()
+    return Config.model_validate(blocks | {"routing": blocks["routing"] | {"top_k": top_k}, "channel": channel})
+
+
+def assert_close(left: Tensor, right: Tensor, tolerance: float) -> None:
+    assert (left - right).abs().max() <= tolerance * right.abs().max()
+
+
+@pytest.fixture(scope="module")
+def pairs(own_ray: None, make_model: Callable[..., AirMoE], tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
+    """Four clients, two alone and two in one host, in float64; and all in one host in float32."""
+    folder, model = tmp_path_factory.mktemp("pairs"), make_model(frl={"eta": 0.3})
+    channel = ChannelCalls.start(ChannelActor.options(num_cpus=0), model.config.seed)
+    single = make_model(frl={"eta": 0.3}).float()
+    return [
+        Pair(folder / "double", model, channel, [(0,), (1, 3), (2,)]),
+        Pair(folder / "single", single, channel, [(0, 1, 2, 3)]),
+    ]
+
+
+@pytest.fixture
+def double(pairs: list[Pair]) -> Pair:
+    return pairs[0]
+
+
+@pytest.fixture
+def single(pairs: list[Pair]) -> Pair:
+    return pairs[1]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+@pytest.mark.parametrize("channel", CHANNELS.values(), ids=CHANNELS)
+def test_float64_agrees_to_rounding_for_any_split_of_the_batch(
+    channel: dict[str, Any], top_k: int, double: Pair, make_features: Callable[..., Tensor]
+) -> None:
+    features, ids = make_features(7), list(range(7))
+    one = double.in_process(features, ids, top_k=top_k, **channel)
+    for split in SPLITS:
+        cuts = zip(features.split(split), torch.tensor(ids).split(split), strict=True)
+        parts = [double.over_ray(part, cut.tolist(), top_k=top_k, **channel) for part, cut in cuts]
+        for name in ("logits_BChw", "beta_BK", "delta_BK", "rho_B", "nmse_B"):
+            active = one.routing.active_BK if name == "delta_BK" else ...
+            assert_close(torch.cat([getattr(p, name) for p in parts])[active], getattr(one, name)[active], 1e-9)
+        for name in ("selected_BK", "transmit_BK", "active_BK", "all_faded_B"):
+            assert torch.equal(torch.cat([getattr(p.routing, name) for p in parts]), getattr(one.routing, name))
+
+
+def test_the_channels_of_the_comparison_really_truncate(double: Pair, make_features: Callable[..., Tensor]) -> None:
+    features, ids = make_features(7), range(7)
+    dropped, moved, faded = (
+        double.in_process(features, ids, **CHANNELS[name]).routing for name in ("dropped", "substituted", "all faded")
+    )
+    assert not dropped.active_BK.all()
+    assert not torch.equal(moved.transmit_BK, moved.selected_BK)
+    assert faded.all_faded_B.all()
+
+
+@pytest.mark.parametrize("channel", [CHANNELS["air"], CHANNELS["substituted"]], ids=["air", "substituted"])
+def test_float32_agrees_where_routing_is_no_near_tie(
+    channel: dict[str, Any], single: Pair, make_features: Callable[..., Tensor]
+) -> None:
+    features, ids = make_features(16).float(), range(16)
+    one, other = single.in_process(features, ids, **channel), single.over_ray(features, ids, **channel)
+    ranked = one.routing.prob_BN.sort(descending=True).values
+    clear = (ranked[:, 1] - ranked[:, 2]) > 1e-4
+    assert clear.sum() > 8
+    assert_close(other.logits_BChw[clear], one.logits_BChw[clear], 1e-4)
+
+
+def test_a_replica_answers_like_its_owner(double: Pair, make_features: Callable[..., Tensor]) -> None:
+    features, ids = make_features(5), range(5)
+    kept = [host for host in double.hosts if host.clients != double.replica.clients]
+    other = double.over_ray(features, ids, double.clients(*kept, double.replica), top_k=4)
+    assert_close(other.logits_BChw, double.in_process(features, ids, top_k=4).logits_BChw, 1e-9)
+
+
+def test_renewal_over_ray_is_that_of_one_process_also_through_a_replica(
+    double: Pair, make_features: Callable[..., Tensor]
+) -> None:
+    turns = double.clients(*double.hosts, double.replica)  # client 2: owner and replica in turn
+    for seed in range(4):
+        features, ids = make_features(5, seed=seed), range(5)
+        double.in_process(features, ids).round.renew()
+        double.over_ray(features, ids, turns).round.renew()
+        double.replica.calls.adopt(double.hosts[2].calls.snapshots((2,)).get())
+    frl = double.model.clients.frl
+    for host in double.hosts:
+        for client, content in host.calls.snapshots(host.clients).get().items():
+            kept = safetensors.torch.load(content)
+            torch.testing.assert_close(kept["prototypes"], frl.prototypes_NMd.detach()[client], rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(kept["importance"], frl.importance_NM[client], rtol=1e-9, atol=1e-12)
+
+
+def test_the_cloud_adds_its_own_head_as_in_one_process(
+    double: Pair, make_config: Callable[..., Config], tmp_path: Path
+) -> None:
+    config = make_config(experts={"shared": True}, cluster={"cloud_threads": 1, "call_deadline_s": 60})
+    backbone = load_backbone(config.backbone)
+    card = replace(CARD, feature_dim=backbone.dim, backbone_fingerprint=backbone.fingerprint)
+    model = AirMoE(config, feature_dim=backbone.dim, classes=3, dilations=(1, 2, 3))
+    pair = Pair(tmp_path / "c", model, double.channel, [(0, 1, 2, 3)], card)
+    cloud = Cloud(CloudSpec(config, card), read_file(tmp_path / "c" / "cloud.safetensors"))
+    cloud.connect(pair.clients().roster)
+    images = np.random.default_rng(0).integers(0, 256, (3, 32, 48, 3), dtype=np.uint8)
+    features = backbone(to_tensor(list(images)))
+    for channel in ({"snr_db": 0.0}, {"kind": "digital"}, {"kind": "ideal"}):
+        settings = Settings(config.routing, config.channel.model_copy(update=channel))
+        answer = torch.from_numpy(cloud.segment(Segment((1, 2, 3), settings, 1, 60.0), images).logits_BChw)
+        assert_close(answer, pair.in_process(features, (1, 2, 3), **channel).logits_BChw, 1e-4)
+        own = model.shared(features)  # type: ignore[misc]
+        assert (answer - own).abs().max() > 1e-2 * own.abs().max()  # the clients have their say, too

@@ -1,0 +1,48 @@
+"""A real browser with the page of a real server, and metrics of no server at all."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from api.http.metrics import Metrics
+from tests.api.http.page import watch
+from tests.api.http.results import CONFIG
+from tests.api.support import Server
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium")
+    if not chromium:
+        pytest.skip("no chromium; `make test-deps` installs it")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def trouble() -> list[str]:
+    """What a page complained about; tests that provoke something clear it."""
+    return []
+
+
+@pytest.fixture
+def page(server: Server, browser: Browser, trouble: list[str]) -> Iterator[Page]:
+    """The page, freshly opened; it must log no error and ask nobody but its server."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    watch(page, server, trouble)
+    page.goto(server.url)
+    expect(page.get_by_test_id("sample-rain")).to_be_visible()
+    yield page
+    context.close()
+    assert trouble == []
