@@ -84,6 +84,9 @@ class ExpertsConfig(Block):
     shared: bool = False
     """A head of the cloud's own beside the clients' (not in the paper): it sees every input and costs no uplink, and
     the routed experts add what it misses."""
+    refiner: Literal[0] | Annotated[int, Field(ge=16, multiple_of=8)] = 0
+    """Channels of a refiner at the cloud, which sharpens fused logits with the finer maps of a convolutional backbone
+    (not in the paper, no radio); 0: none."""
     shared_start: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Size of a routed expert's initial output beside a shared head, relative to an expert's without one."""
 
@@ -209,6 +212,8 @@ class TrainConfig(Block):
     """Weight of the FRL term, Eq. (26)."""
     lambda_align: NonNegative = 0.5
     """Weight of the mean divergence delta_j, which keeps psi in the query's space; not in the paper."""
+    lambda_iou: NonNegative = 0.0
+    """Weight of the Lovasz-softmax loss, which wants IoU rather than right pixels (not in the paper); 0: none."""
     lambda_shared: NonNegative = 1.0
     """Weight of the cross-entropy of the cloud's head on its own, where it has one: experts then add to a head that can
     answer alone."""

@@ -25,8 +25,9 @@ ROOMS = {
         "features": {"runtime", "data"},
         "radio": {"runtime"},
         "model": {"runtime", "radio"},
-        "inference": {"runtime", "data", "features", "radio", "model"},
-        "training": {"runtime", "data", "features", "radio", "model", "inference"},
+        "storage": {"runtime", "radio", "model"},
+        "inference": {"runtime", "data", "features", "radio", "model", "storage"},
+        "training": {"runtime", "data", "features", "radio", "model", "storage", "inference"},
     },
     "actors": {
         "cluster": set(),

@@ -13,7 +13,6 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from actors.errors import RosterNeededError
 from actors.rounds.calls import Endpoint
@@ -21,13 +20,14 @@ from actors.rounds.messages import BatchResult, CloudSpec, CloudState, Segment
 from actors.rounds.ray_clients import Begun, RayClients
 from actors.rounds.ray_round import RayRound
 from actors.rounds.roster import Roster
+from airmoe_ray.features.backbone import FeatureMaps
 from airmoe_ray.features.preprocess import to_tensor
 from airmoe_ray.inference.segmenter import load_matching_backbone
-from airmoe_ray.model.checkpoint import load_cloud, parse_tensors
 from airmoe_ray.model.cloud_parts import cloud_parts
 from airmoe_ray.model.moe import collaborate
 from airmoe_ray.model.seam import AirMoEOutput
 from airmoe_ray.runtime.device import pick_device
+from airmoe_ray.storage.checkpoint import load_cloud, parse_tensors
 
 
 class Cloud(Endpoint):
@@ -44,12 +44,13 @@ class Cloud(Endpoint):
             feature_dim=spec.card.feature_dim,
             classes=len(spec.card.classes),
             dilations=spec.card.dilation_rates,
+            fine_dims=spec.card.fine_dims,
         )
         for part in parts:
             if part is not None:
                 part.eval().to(self.device, self.dtype)
         load_cloud(parts, content, "cloud.safetensors")
-        self.query, self.shared = parts
+        self.parts = parts
         self.clients: RayClients | None = None
         self._batches = 0  # under way here
         self._batches_lock = threading.Lock()
@@ -91,9 +92,9 @@ class Cloud(Endpoint):
         started = time.perf_counter()
         settings = message.settings
         round_ = clients.begin(message.ids_B, settings.channel)
-        features_BDhw = self.features(images_BHW3)
-        shared = round_.overlapped(self.shared, features_BDhw)
-        query_dist_Bd = self.query(features_BDhw)
+        features_BDhw, fine = self.maps(images_BHW3)
+        shared = round_.overlapped(self.parts.shared, features_BDhw)
+        query_dist_Bd = self.parts.query(features_BDhw)
         encoded = time.perf_counter()
         output = collaborate(
             query_dist_Bd,
@@ -104,6 +105,7 @@ class Cloud(Endpoint):
             channel=settings.channel,
             seed=self.config.seed,
             shared=shared,
+            refine=self.parts.refine(fine),
         )
         if settings.renew:
             output.round.renew()
@@ -118,10 +120,11 @@ class Cloud(Endpoint):
             call_s = self.config.cluster.call_deadline_s
             self.clients = RayClients(roster, classes=len(self.card.classes), call_s=call_s)
 
-    def features(self, images_BHW3: NDArray[np.uint8]) -> Tensor:
-        """F = ViT(D), Eq. (7)."""
+    def maps(self, images_BHW3: NDArray[np.uint8]) -> FeatureMaps:
+        """F = ViT(D), Eq. (7), and the finer maps where there is a refiner."""
         images_B3HW = to_tensor(list(images_BHW3)).to(self.device)
-        return self.backbone(images_B3HW).to(self.dtype)
+        features_BDhw, fine = self.backbone.maps(images_B3HW, fine=self.parts.refiner is not None)
+        return FeatureMaps(features_BDhw.to(self.dtype), tuple(map_BDyx.to(self.dtype) for map_BDyx in fine))
 
     def state(self) -> CloudState:
         """Where the cloud runs, and what images it wants."""
@@ -133,6 +136,7 @@ def _batch_result(output: AirMoEOutput[RayRound], timings_ms: dict[str, float]) 
     routing, round_ = output.routing, output.round
     return BatchResult(
         logits_BChw=output.logits_BChw.float().cpu().numpy(),
+        grid=(output.coarse_BChw.shape[2], output.coarse_BChw.shape[3]),
         js_BN=routing.js_BN.cpu().numpy(),
         score_BN=routing.score_BN.cpu().numpy(),
         prob_BN=routing.prob_BN.cpu().numpy(),

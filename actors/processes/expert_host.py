@@ -36,12 +36,12 @@ from actors.rounds.messages import (
     Transmit,
 )
 from actors.rounds.roster import expert_names
-from airmoe_ray.model.checkpoint import load_client, parse_tensors
 from airmoe_ray.model.client import answer_query, precode, report
 from airmoe_ray.model.experts import ExpertOutput
 from airmoe_ray.model.local_clients import LocalClients
 from airmoe_ray.radio.channel import in_deep_fade
 from airmoe_ray.runtime.device import pick_device
+from airmoe_ray.storage.checkpoint import load_client, parse_tensors
 
 # arrays from the object store are shared and read-only; nothing here writes to its inputs
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

@@ -15,9 +15,10 @@ from actors.processes.expert_host import ExpertHost, HostMessage
 from actors.rounds.backward_messages import ClientFiles, Descend, Learn, Learned, Weigh
 from actors.rounds.calls import Pinned
 from actors.rounds.messages import Array, HostSpec, HostStatistic, Read, Renew
-from airmoe_ray.model.checkpoint import expert_tensors, load_client, parse_tensors, serialise
 from airmoe_ray.model.experts import ExpertOutput, set_precision
+from airmoe_ray.storage.checkpoint import expert_tensors, load_client, parse_tensors, serialise
 from airmoe_ray.training.optimizers import optimizers, restore_moments, stored_moments
+from airmoe_ray.training.pixel_losses import Labelling
 from airmoe_ray.training.split_backward import Lesson, agreement, client_loss, square_norm
 from airmoe_ray.training.warm_start import OwnData, warm_start_client
 
@@ -122,12 +123,11 @@ class LearningHost(ExpertHost):
 
     # before and between rounds
 
-    def warm_start(self, client: int, own: OwnData, class_weight_C: Array | None) -> None:
+    def warm_start(self, client: int, own: OwnData, labelling: Labelling) -> None:
         """A client learns from its own D_j, whose labels it has: expert and psi, then the FRL by k-means."""
         self._check_restored()
-        weight_C = None if class_weight_C is None else self._tensor(class_weight_C)
         index = self.index_of[client]
-        warm_start_client(self.clients, index, client, own, config=self.config, class_weight_C=weight_C)
+        warm_start_client(self.clients, index, client, own, config=self.config, labelling=labelling.to(self.device))
 
     def archive(self) -> dict[int, ClientFiles]:
         """Files of every client here, weights and moments: the operator's backup, not a part of the protocol."""

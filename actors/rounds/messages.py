@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from actors.errors import Fault
 from actors.rounds.calls import Message
 from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
-from airmoe_ray.model.checkpoint import ModelCard
+from airmoe_ray.storage.checkpoint import ModelCard
 
 FloatArray = NDArray[np.floating]
 Array = NDArray[Any]
@@ -98,6 +98,7 @@ class BatchResult:
     """A batch of equal settings, as arrays; the front end takes the single images out of it."""
 
     logits_BChw: Array
+    grid: tuple[int, int]  # of what crossed the air; the logits are finer where the cloud has a refiner
     js_BN: Array
     score_BN: Array
     prob_BN: Array

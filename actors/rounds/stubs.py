@@ -40,6 +40,7 @@ from actors.rounds.messages import (
 
 if TYPE_CHECKING:
     from actors.rounds.roster import Roster  # which itself holds stubs
+    from airmoe_ray.training.pixel_losses import Labelling
     from airmoe_ray.training.warm_start import OwnData  # which brings all of the training with it
 
 
@@ -133,9 +134,9 @@ class LearningHostCalls(HostCalls):
         """The step, where gradients had to be scaled first."""
         return Ref(self.handle.exchange.remote(message.packed))
 
-    def warm_start(self, client: int, own: "OwnData", class_weight_C: Array | None) -> Ref[None]:
+    def warm_start(self, client: int, own: "OwnData", labelling: "Labelling") -> Ref[None]:
         """A client learns alone from its own data."""
-        return Ref(self.handle.warm_start.remote(client, own, class_weight_C))
+        return Ref(self.handle.warm_start.remote(client, own, labelling))
 
     def archive(self) -> Ref[dict[int, ClientFiles]]:
         """Files of every client, for the operator's backup."""

@@ -99,7 +99,6 @@ def _image_result(  # noqa: PLR0917
     weight = {client: beta for client, beta, _ in transmitting}
     gamma = {client: gain for client, _, gain in transmitting}
     selected = {int(c) for c in batch.selected_BK[row]}
-    grid = batch.logits_BChw.shape[2:]
     return ImageResult(
         logits_Chw=batch.logits_BChw[row],
         clients=tuple(
@@ -125,7 +124,7 @@ def _image_result(  # noqa: PLR0917
             config,
             feature_dim=feature_dim,
             classes=batch.logits_BChw.shape[1],
-            grid=(grid[0], grid[1]),
+            grid=batch.grid,
             top_k=len(weight),
             gains_K=[abs(gain) ** 2 for gain in gamma.values()],
             snr_db=channel.snr_db,

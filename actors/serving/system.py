@@ -24,8 +24,8 @@ from actors.rounds.roster import Host, span
 from actors.rounds.stubs import ActorCalls, ChannelCalls, CloudCalls, HostCalls
 from airmoe_ray.config import Config
 from airmoe_ray.errors import CheckpointError, UserError
-from airmoe_ray.model.checkpoint import expert_file, load_checkpoint, parse_tensors, read_file
 from airmoe_ray.radio.ledger import check_budget
+from airmoe_ray.storage.checkpoint import expert_file, load_checkpoint, parse_tensors, read_file
 
 Progress = Callable[[int, int], None]
 # restarts yes, silent retries no: policy decides

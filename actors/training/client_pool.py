@@ -21,8 +21,8 @@ from actors.rounds.roster import Host, Roster, span
 from actors.rounds.stubs import ChannelCalls, LearningHostCalls
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
-from airmoe_ray.model.checkpoint import ModelCard
 from airmoe_ray.runtime.progress import Reporter
+from airmoe_ray.storage.checkpoint import ModelCard
 
 T = TypeVar("T")
 Files = dict[int, ClientFiles]  # of each client

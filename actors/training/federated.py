@@ -23,15 +23,16 @@ from actors.rounds.roster import Roster
 from actors.training.client_pool import ClientPool, Files
 from actors.training.feature_pool import build_features
 from airmoe_ray.config import Config
-from airmoe_ray.model.checkpoint import ModelCard, TrainerState, expert_tensors, load_client, parse_tensors, serialise
+from airmoe_ray.features.sources import Source
 from airmoe_ray.model.moe import AirMoE, collaborate
 from airmoe_ray.model.seam import Clients
 from airmoe_ray.radio.ledger import BITS_PER_REAL, Traffic, raw_feature_bits
 from airmoe_ray.runtime.progress import Reporter
 from airmoe_ray.runtime.workers import OneWorker
+from airmoe_ray.storage.checkpoint import ModelCard, TrainerState, expert_tensors, load_client, parse_tensors, serialise
 from airmoe_ray.training.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
+from airmoe_ray.training.pixel_losses import PLAIN, Labelling
 from airmoe_ray.training.run import train_run
-from airmoe_ray.training.sources import Source
 from airmoe_ray.training.split_backward import clip_together, cloud_gradients, loss_terms, report_gradients
 from airmoe_ray.training.trainer import Batch, StepResult
 from airmoe_ray.training.warm_start import Indices, fitted_queries, own_data, pooled_features
@@ -50,16 +51,17 @@ class FederatedTrainer:
         card: ModelCard,
         *,
         total_steps: int,
-        class_weight_C: Tensor | None = None,
+        labelling: Labelling = PLAIN,
         report: Reporter,
         **actors: ActorClass[Any],
     ) -> None:
         self.model, self.config, self.card, self.total_steps = model, config, card, total_steps
-        self.class_weight_C, self.report, self.workers = class_weight_C, report, OneWorker()
+        self.labelling, self.report, self.workers = labelling, report, OneWorker()
         self.step_count = 0
-        self.cloud = nn.ModuleDict({"query": model.query} | ({"shared": model.shared} if model.shared else {}))
-        factors = {"query": config.train.query_lr_factor, "shared": 1.0}
-        self.adam, _ = optimizers([(part, factors[name]) for name, part in self.cloud.items()], None, config)
+        parts = model.cloud._asdict().items()
+        self.cloud = nn.ModuleDict({name: part for name, part in parts if part is not None})
+        factors = {"query": config.train.query_lr_factor}
+        self.adam, _ = optimizers([(part, factors.get(name, 1.0)) for name, part in self.cloud.items()], None, config)
         self.traffic = Traffic()
         self._pool: ClientPool | None = None
         self._actors = actors  # in place of `LearningActor` and `ChannelActor`
@@ -89,13 +91,12 @@ class FederatedTrainer:
     def warm_start(self, source: Source, data: Sequence[Indices]) -> None:
         """Each client gets the features of its own D_j once, has its labels, and learns alone."""
         query_dist_Sd = fitted_queries(self.model.query, pooled_features(source), self.config)
-        weight_C = None if self.class_weight_C is None else self.class_weight_C.cpu().numpy()
         calls: list[Ref[None]] = []
         for j, indices in enumerate(data):
             own = own_data(source, query_dist_Sd, indices, self.config)
             for arrays in (own.features, own.query_dists):
                 self.traffic.warm_start_bits += BITS_PER_REAL * sum(array.size for array in arrays)
-            calls.append(self.pool.host_of(j).warm_start(j, own, weight_C))
+            calls.append(self.pool.host_of(j).warm_start(j, own, self.labelling.to("cpu")))
         bar = self.report.progress("warm start")
         while calls:
             (done,) = ready(calls)
@@ -147,7 +148,12 @@ class FederatedTrainer:
         )
         routing = output.routing
         own = cloud_gradients(
-            output, round_.stat_BNd, batch.labels_BHW, config=config, class_weight_C=self.class_weight_C
+            output,
+            round_.stat_BNd,
+            batch.labels_BHW,
+            config=config,
+            labelling=self.labelling,
+            refine=self.model.cloud.refine(batch.fine),
         )
         agreement_BK = round_.weigh(own.logits_BChw)
         report = report_gradients(agreement_BK, output, round_.scale_limit_BK, own.logits_BChw, config)
@@ -159,7 +165,7 @@ class FederatedTrainer:
             report,
             align_share=config.train.lambda_align / heard,
             learning_rate=None if config.train.grad_clip else rate,
-            own_work=own.loss.backward if self.model.shared is not None else lambda: None,
+            own_work=own.loss.backward if own.loss.requires_grad else lambda: None,
         )
         query_grad_Bd = own.query_Bd + sum(torch.from_numpy(x.query_grad_Bd).to(own.query_Bd) for x in learned.values())
         output.query_dist_Bd.backward(query_grad_Bd)
@@ -224,9 +230,9 @@ def train_federated(
     `check_run` has been called before.
     """
 
-    def federation(model: AirMoE, card: ModelCard, total_steps: int, class_weight_C: Tensor | None) -> FederatedTrainer:
+    def federation(model: AirMoE, card: ModelCard, total_steps: int, labelling: Labelling) -> FederatedTrainer:
         return FederatedTrainer(
-            model, config, card, total_steps=total_steps, class_weight_C=class_weight_C, report=report, **actors
+            model, config, card, total_steps=total_steps, labelling=labelling, report=report, **actors
         )
 
     build_features(config, folder, report)

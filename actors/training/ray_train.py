@@ -25,9 +25,9 @@ from actors.training.feature_pool import build_features
 from actors.training.progress_relay import RelayCalls, RelayingReporter, show
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError, disk_trouble
-from airmoe_ray.model.checkpoint import recover
 from airmoe_ray.runtime.progress import Reporter
 from airmoe_ray.runtime.workers import OneWorker, ProcessGroup, Workers
+from airmoe_ray.storage.checkpoint import recover
 from airmoe_ray.training.run import train_run
 from airmoe_ray.training.run_folder import LAST, stored_summary
 

@@ -27,6 +27,7 @@ class ClassTable:
 
     names: tuple[str, ...]
     palette: tuple[tuple[int, int, int], ...]
+    unions: tuple[tuple[int, ...], ...] = ()  # labels after the classes: each stands for several that nobody told apart
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.palette), "one colour per class"

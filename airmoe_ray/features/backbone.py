@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import airmoe_ray.runtime.torchvision_import  # noqa: F401  timm imports torchvision: the cure comes first
 
@@ -30,14 +30,24 @@ EMBEDDED_FILE = "embedded_vit.safetensors"
 EMBEDDED_SIZE = (192, 256)  # image its positions were learned on; others are interpolated
 EARLY_BLOCK = 1  # its tokens are still local, so they keep outlines that the last block has abstracted away
 _MAP_STRIDES = (8, 16, 32)  # convolutional maps that are concatenated
+_FINE_STRIDES = (4, 8)  # and those that a refiner sees as they are
 _FORMS = "give a safetensors file or a torch state dict"
 _GIVE = "give weights of this very architecture"
 
 _WHERE_FROM = "set backbone.pretrained=true (model hub) or backbone.weights=FILE"
 
 
+class FeatureMaps(NamedTuple):
+    """What the backbone finds in a batch of images."""
+
+    features_BDhw: Tensor  # F, on the grid of `stride`
+    fine: tuple[Tensor, ...] = ()  # maps at strides 4 and 8, for the cloud's refiner alone
+
+
 class _VitBody(nn.Module):
     """Tokens of a ViT after its final norm, on the patch grid; `early_block` adds that block's own tokens."""
+
+    fine_dims: tuple[int, ...] = ()  # every block has the same grid: nothing finer to be had
 
     def __init__(self, vit: Any, *, early_block: int | None = None) -> None:
         super().__init__()
@@ -68,11 +78,19 @@ class _ConvBody(nn.Module):
         self.stride = stride
         self.pad_multiple = max(_MAP_STRIDES)
         self.dim: int = sum(stage["num_chs"] for stage in net.feature_info[-3:])
+        fine = [stage["num_chs"] for stage in net.feature_info if stage["reduction"] in _FINE_STRIDES]
+        self.fine_dims: tuple[int, ...] = tuple(fine)
 
     def forward(self, images_B3HW: Tensor) -> Tensor:
+        return self.maps(images_B3HW, fine=False).features_BDhw
+
+    def maps(self, images_B3HW: Tensor, *, fine: bool) -> FeatureMaps:
+        """The concatenated maps; with `fine`, the two finest beside them."""
         grid = (images_B3HW.shape[2] // self.stride, images_B3HW.shape[3] // self.stride)
-        maps = self.net.forward_intermediates(images_B3HW, indices=[-3, -2, -1], intermediates_only=True)
-        return torch.cat([to_grid(map_BDyx, grid) for map_BDyx in maps], dim=1)
+        indices = [-4, -3, -2, -1] if fine else [-3, -2, -1]
+        maps = self.net.forward_intermediates(images_B3HW, indices=indices, intermediates_only=True)
+        features_BDhw = torch.cat([to_grid(map_BDyx, grid) for map_BDyx in maps[-3:]], dim=1)
+        return FeatureMaps(features_BDhw, tuple(maps[:2]) if fine else ())
 
 
 class Backbone(nn.Module):
@@ -88,6 +106,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.name = name
         self.dim, self.stride, self.pad_multiple = body.dim, body.stride, body.pad_multiple
+        self.fine_dims = body.fine_dims  # channels of the finer maps; none where there are none
         self.body = body
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
@@ -102,11 +121,31 @@ class Backbone(nn.Module):
     @torch.no_grad()
     def forward(self, images_B3HW: Tensor) -> Tensor:
         """Features (B, D, H / stride, W / stride) of images in [0, 1] whose sides are multiples of `pad_multiple`."""
+        features_BDhw: Tensor = self.body(self._normalised(images_B3HW))
+        return features_BDhw
+
+    def fine_maps(self, refiner: int) -> list[list[int]]:
+        """[channels, stride] of each finer map that a refiner of this many channels sees; none where there is none."""
+        if refiner and not self.fine_dims:
+            raise ConfigError(
+                f"experts.refiner = {refiner}: {self.name} has no finer maps than its features; take a convolutional "
+                "backbone such as efficientnet_lite0, or set experts.refiner=0"
+            )
+        return [list(pair) for pair in zip(self.fine_dims, _FINE_STRIDES, strict=True)] if refiner else []
+
+    @torch.no_grad()
+    def maps(self, images_B3HW: Tensor, *, fine: bool) -> FeatureMaps:
+        """The same features; with `fine`, and of a convolutional backbone, finer maps beside them."""
+        if not fine:
+            return FeatureMaps(self(images_B3HW))
+        assert isinstance(self.body, _ConvBody), "fine maps were asked for where `fine_dims` has none"
+        return self.body.maps(self._normalised(images_B3HW), fine=True)
+
+    def _normalised(self, images_B3HW: Tensor) -> Tensor:
         height, width = images_B3HW.shape[2:]
         if height % self.pad_multiple or width % self.pad_multiple:
             raise ValueError(f"image of {height}x{width}: {self.name} wants multiples of {self.pad_multiple}; pad it")
-        features_BDhw: Tensor = self.body((images_B3HW - self.mean) / self.std)
-        return features_BDhw
+        return (images_B3HW - self.mean) / self.std
 
 
 def load_backbone(config: BackboneConfig, *, random_init_seed: int | None = None) -> Backbone:

@@ -36,8 +36,9 @@ _POLL_S = 0.2
 def plan_features(dataset: SegmentationDataset, backbone: Backbone, config: Config, view: str) -> Plan:
     """The folder of one view's features, and what belongs there."""
     data = config.data
+    fine = backbone.fine_maps(config.experts.refiner)
     parts = (CACHE_VERSION, dataset.fingerprint(), view, data.image_size, data.cache_dtype, backbone.fingerprint)
-    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((*parts, fine) if fine else parts).encode()).hexdigest()[:16]
     about = About(
         dataset=data.name,
         root=data.root,
@@ -48,6 +49,7 @@ def plan_features(dataset: SegmentationDataset, backbone: Backbone, config: Conf
         dtype=data.cache_dtype,
         dim=backbone.dim,
         stride=backbone.stride,
+        fine=fine,
     )
     return Plan(Path(data.cache_dir).expanduser() / key, about, config.backbone.batch_size)
 
@@ -129,8 +131,9 @@ def build_chunk(
         if file is None:
             return False
         for images, labels_B in _batches(plan, chunk, dataset, backbone.pad_multiple):
-            features_BDhw = backbone(to_tensor(images).to(backbone.mean.device)).cpu().numpy().astype(dtype)
-            file.write(features_BDhw.tobytes())
+            maps = backbone.maps(to_tensor(images).to(backbone.mean.device), fine=bool(plan.about.fine))
+            arrays = [map_BDyx.cpu().numpy().astype(dtype) for map_BDyx in (maps.features_BDhw, *maps.fine)]
+            file.writelines(map_Dyx.tobytes() for own in zip(*arrays, strict=True) for map_Dyx in own)
             labels += labels_B
             tick(len(images))
         file.write(b"".join(label.tobytes() for label in labels))

@@ -17,7 +17,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
@@ -41,6 +41,7 @@ class About:
     dtype: str
     dim: int
     stride: int
+    fine: list[list[int]] = field(default_factory=list)  # [channels, stride] of each finer map, for a refiner
 
     @property
     def chunks(self) -> int:

@@ -1,9 +1,11 @@
 """Reading cached features: which chunks are there, and any image of them through a memory map.
 
-A chunk file holds the feature maps of its images one after another, then their padded labels, then the padded sizes.
+A chunk file holds the feature maps of its images one after another (each followed by its finer maps, if any), then
+their padded labels, then the padded sizes.
 Suffixes: S samples (images of the dataset), D features, h w grid, H W image.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +40,11 @@ class Plan:
         return sizes if features.sum() + labels.sum() == end else None
 
     def bytes_of(self, sizes_S2: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Bytes of each image's feature map and label."""
+        """Bytes of each image's feature maps and of its label."""
         pixels_S = sizes_S2.astype(np.int64).prod(axis=1)
-        width = self.about.dim * np.dtype(self.about.dtype).itemsize
-        return pixels_S // self.about.stride**2 * width, pixels_S
+        maps = [(self.about.dim, self.about.stride), *self.about.fine]
+        numbers_S = sum(pixels_S // stride**2 * channels for channels, stride in maps)
+        return numbers_S * np.dtype(self.about.dtype).itemsize, pixels_S
 
     def missing(self) -> list[int]:
         """Chunks still to be built, or to be built again."""
@@ -53,7 +56,7 @@ class FeatureCache:
 
     def __init__(self, plan: Plan) -> None:
         self._lock = hold(plan.folder)  # kept open: nobody prunes what we read
-        self.folder, self.dim = plan.folder, plan.about.dim
+        self.folder, self.dim, self._fine = plan.folder, plan.about.dim, plan.about.fine
         chunks = [plan.sizes(chunk) for chunk in range(plan.about.chunks)]
         sizes_S2 = np.concatenate([sizes for sizes in chunks if sizes is not None])
         assert len(sizes_S2) == plan.about.images, "a cache is complete before it is read"
@@ -83,6 +86,17 @@ class FeatureCache:
             np.ndarray((self.dim, *grid), self._dtype, map_, self._feature_at[index]),
             np.ndarray(size, np.uint8, map_, self._label_at[index]),
         )
+
+    def get_fine(self, index: int) -> list[NDArray[np.floating]]:
+        """The finer maps of an image, (channels, y, x) each."""
+        map_, shape = self._maps[index // CHUNK], self.shape_of[index]
+        height, width = self.sizes[shape]
+        found: list[NDArray[np.floating]] = []
+        at = int(self._feature_at[index]) + self.dim * math.prod(self.grids[shape]) * self._dtype.itemsize
+        for channels, stride in self._fine:
+            found.append(np.ndarray((channels, height // stride, width // stride), self._dtype, map_, at))
+            at += found[-1].nbytes
+        return found
 
 
 def _offsets(bytes_S: NDArray[np.int64]) -> NDArray[np.int64]:

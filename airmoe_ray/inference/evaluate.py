@@ -80,7 +80,7 @@ def evaluate(segmenter: Segmenter, dataset: SegmentationDataset, *, progress: Pr
 
 def _ledgers(segmenter: Segmenter, output: AirMoEOutput[LocalRound]) -> Iterator[Ledger]:
     """What each image of a batch cost, with those of its clients that transmitted and their fading."""
-    routing, (height, width) = output.routing, output.logits_BChw.shape[2:]
+    routing, (height, width) = output.routing, output.coarse_BChw.shape[2:]
     gain_BK = output.round.gains(routing.transmit_BK)
     for gain_K, active_K in zip(gain_BK, routing.active_BK, strict=True):
         gains = gain_K[active_K].tolist()

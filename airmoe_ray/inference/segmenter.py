@@ -11,11 +11,11 @@ from airmoe_ray.errors import CheckpointError
 from airmoe_ray.features.backbone import Backbone, load_backbone
 from airmoe_ray.features.preprocess import to_tensor
 from airmoe_ray.inference.masks import Prepared, prepare_image
-from airmoe_ray.model.checkpoint import ModelCard, load_checkpoint, load_weights
 from airmoe_ray.model.local_clients import LocalRound
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.model.seam import AirMoEOutput
 from airmoe_ray.runtime.device import pick_device
+from airmoe_ray.storage.checkpoint import ModelCard, load_checkpoint, load_weights
 
 
 def load_matching_backbone(config: Config, card: ModelCard) -> Backbone:
@@ -43,7 +43,13 @@ class Segmenter:
         config = config or stored
         device = pick_device(config.train.device, threads=config.train.threads)
         backbone = load_matching_backbone(config, card).to(device)
-        model = AirMoE(config, feature_dim=card.feature_dim, classes=len(card.classes), dilations=card.dilation_rates)
+        model = AirMoE(
+            config,
+            feature_dim=card.feature_dim,
+            classes=len(card.classes),
+            dilations=card.dilation_rates,
+            fine_dims=card.fine_dims,
+        )
         load_weights(checkpoint, model)
         return cls(config, card, backbone, model.to(device))
 
@@ -55,6 +61,6 @@ class Segmenter:
     def run(self, images: Sequence[Prepared], ids_B: Sequence[int]) -> AirMoEOutput[LocalRound]:
         """Backbone and AirMoE on images of one padded size."""
         images_B3HW = to_tensor([image.padded for image in images]).to(self.backbone.mean.device)
-        features_BDhw = self.backbone(images_B3HW)
-        output: AirMoEOutput[LocalRound] = self.model(features_BDhw, ids_B)
+        maps = self.backbone.maps(images_B3HW, fine=self.model.refiner is not None)
+        output: AirMoEOutput[LocalRound] = self.model(maps.features_BDhw, ids_B, fine=maps.fine)
         return output

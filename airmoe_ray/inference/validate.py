@@ -15,6 +15,7 @@ from torch.nn.functional import interpolate
 
 from airmoe_ray.config import ChannelConfig
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
+from airmoe_ray.features.backbone import FeatureMaps
 from airmoe_ray.features.cache_reader import FeatureCache
 from airmoe_ray.inference.evaluate import BATCH, Scoreboard
 from airmoe_ray.inference.masks import best_class
@@ -73,8 +74,8 @@ def validate(
     ideal = ConfusionMatrix(len(dataset.classes.names))
     channels = (config.channel, config.channel.model_copy(update={"kind": "ideal"}))
     model.eval()
-    for indices, features_BDhw, labels in _batches(view, workers, model.query.linear.weight.device):
-        ask = partial(_through, channels, model, features_BDhw, [evaluation_id(i) for i in indices])
+    for indices, maps, labels in _batches(view, workers, model.query.linear.weight.device):
+        ask = partial(_through, channels, model, maps, [evaluation_id(i) for i in indices])
         noisy, exact = ask_clients(ask) if ask_clients else ask(OnceEach(model.clients))
         board.add(noisy, indices, _masks(noisy.logits_BChw, labels), labels)
         for label, mask in zip(labels, _masks(exact.logits_BChw, labels), strict=True):
@@ -87,13 +88,19 @@ def validate(
 def _through(
     channels: Sequence[ChannelConfig],
     model: AirMoE,
-    features_BDhw: Tensor,
+    maps: FeatureMaps,
     ids_B: Sequence[int],
     clients: Clients[Any],
 ) -> list[AirMoEOutput[Any]]:
     """The same inputs through each of the channels."""
-    config, query_dist_Bd = model.config, model.query(features_BDhw)
-    common: dict[str, Any] = {"routing_config": config.routing, "seed": config.seed, "shared": model.shared}
+    config, features_BDhw = model.config, maps.features_BDhw
+    common: dict[str, Any] = {
+        "routing_config": config.routing,
+        "seed": config.seed,
+        "shared": model.shared,
+        "refine": model.cloud.refine(maps.fine),
+    }
+    query_dist_Bd = model.query(features_BDhw)
     return [
         collaborate(query_dist_Bd, features_BDhw, ids_B, clients, channel=channel, **common) for channel in channels
     ]
@@ -101,16 +108,17 @@ def _through(
 
 def _batches(
     view: FeatureCache, workers: Workers, device: torch.device
-) -> Iterator[tuple[list[int], Tensor, list[UInt8Array]]]:
+) -> Iterator[tuple[list[int], FeatureMaps, list[UInt8Array]]]:
     """This worker's part of batches of one shape; it may be empty."""
     size = BATCH * workers.size
     for shape in range(len(view.grids)):
         members = np.flatnonzero(view.shape_of == shape).tolist()
         for whole in (members[start : start + size] for start in range(0, len(members), size)):
             own = list(shard(whole, workers))
-            rows = [view.get(i) for i in own or whole[:1]]
-            features_BDhw = torch.from_numpy(np.stack([row[0] for row in rows])).to(device, torch.float32)
-            yield own, features_BDhw[: len(own)], [row[1] for row in rows[: len(own)]]
+            rows = [(view.get(i), view.get_fine(i)) for i in own or whole[:1]]
+            stacks = zip(*((features, *fine) for (features, _), fine in rows), strict=True)
+            maps = [torch.from_numpy(np.stack(stack)).to(device, torch.float32)[: len(own)] for stack in stacks]
+            yield own, FeatureMaps(maps[0], tuple(maps[1:])), [label for (_, label), _ in rows[: len(own)]]
 
 
 def _masks(logits_BChw: Tensor, labels: Sequence[UInt8Array]) -> list[NDArray[np.integer]]:

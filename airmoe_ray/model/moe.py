@@ -30,10 +30,11 @@ def collaborate(
     channel: ChannelConfig,
     seed: int,
     shared: Callable[[Tensor], Tensor] | None = None,
+    refine: Callable[[Tensor], Tensor] | None = None,
 ) -> AirMoEOutput[R_co]:
     """Algorithm 1 for one mini-batch, from the broadcast of (Q, F) to the fused logits.
 
-    With a `shared` head the cloud adds its own logits to what the air delivers.
+    With a `shared` head the cloud adds its own logits to what the air delivers; with `refine` it sharpens the sum.
     """
     round_ = clients.begin(ids_B, channel)
 
@@ -69,7 +70,8 @@ def collaborate(
         shared_BChw = shared(features_BDhw)
         logits_BChw = logits_BChw + shared_BChw
     return AirMoEOutput(
-        logits_BChw=logits_BChw,
+        logits_BChw=logits_BChw if refine is None else refine(logits_BChw),
+        coarse_BChw=logits_BChw,
         query_dist_Bd=query_dist_Bd,
         routing=routing,
         delta_BK=report.delta_BK,
@@ -92,27 +94,39 @@ def _random_priority(stat_BNd: Tensor, ids_B: Sequence[int], seed: int) -> Tenso
 class AirMoE(nn.Module):
     """The trainable whole in one process: the cloud's query and all clients. The frozen backbone stands before it."""
 
-    def __init__(self, config: Config, *, feature_dim: int, classes: int, dilations: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        feature_dim: int,
+        classes: int,
+        dilations: tuple[int, int, int],
+        fine_dims: Sequence[int] = (),
+    ) -> None:
         super().__init__()
         self.config = config
         shape: dict[str, Any] = {"feature_dim": feature_dim, "classes": classes, "dilations": dilations}
-        self.query, self.shared = cloud_parts(config, **shape)
+        self.query, self.shared, self.refiner = cloud_parts(config, **shape, fine_dims=fine_dims)
         self.clients = LocalClients(config, **shape)
 
     @property
     def cloud(self) -> CloudParts:
         """What the cloud trains."""
-        return CloudParts(self.query, self.shared)
+        return CloudParts(self.query, self.shared, self.refiner)
 
     def forward(
         self,
         features_BDhw: Tensor,
         ids_B: Sequence[int],
         *,
+        fine: Sequence[Tensor] = (),
         routing_config: RoutingConfig | None = None,
         channel: ChannelConfig | None = None,
     ) -> AirMoEOutput[LocalRound]:
-        """Query, Eq. (8), then `collaborate`; `routing_config` and `channel` take the place of the configured ones."""
+        """Query, Eq. (8), then `collaborate`; `routing_config` and `channel` take the place of the configured ones.
+
+        `fine` are the finer maps for the refiner, where there is one.
+        """
         return collaborate(
             self.query(features_BDhw),
             features_BDhw,
@@ -122,4 +136,5 @@ class AirMoE(nn.Module):
             channel=channel or self.config.channel,
             seed=self.config.seed,
             shared=self.shared,
+            refine=self.cloud.refine(fine),
         )

@@ -72,7 +72,8 @@ class Clients(Protocol[R_co]):
 class AirMoEOutput(Generic[R_co]):
     """The fused logits and the account of how they came about."""
 
-    logits_BChw: Tensor  # y^_ota, plus the cloud's own where it has a head
+    logits_BChw: Tensor  # y^_ota, plus the cloud's own where it has a head; on a finer grid where it has a refiner
+    coarse_BChw: Tensor  # the same before the refiner
     query_dist_Bd: Tensor
     routing: Routing
     delta_BK: Tensor  # D_JS(Q || R_j); meaningful where active

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from airmoe_ray.config import Config
-from airmoe_ray.data.base import IGNORE
+from airmoe_ray.data.base import IGNORE, ClassTable
+from airmoe_ray.features.sources import Source
 from airmoe_ray.runtime.rng import generator, training_id
 from airmoe_ray.runtime.workers import OneWorker, Workers, shard
-from airmoe_ray.training.sources import Source
+from airmoe_ray.training.pixel_losses import Labelling
 from airmoe_ray.training.trainer import Batch
 
 
@@ -28,9 +28,14 @@ class Schedule:
         """This worker's parts of the batches of one epoch."""
         for whole in self._order(epoch):
             indices = shard(whole, self.workers)
-            features, labels = self.source.batch(epoch, indices or whole[:1])
+            features, labels, fine = self.source.batch(epoch, indices or whole[:1])
             part = slice(len(indices))  # nothing, where there are fewer samples than workers
-            yield Batch(features[part].to(device), labels[part].to(device), [training_id(epoch, i) for i in indices])
+            yield Batch(
+                features[part].to(device),
+                labels[part].to(device),
+                [training_id(epoch, i) for i in indices],
+                tuple(map_BDyx[part].to(device) for map_BDyx in fine),
+            )
 
     def _order(self, epoch: int) -> list[list[int]]:
         rng, size = generator(self.config.seed, "order", epoch), self.config.train.batch_size
@@ -42,14 +47,15 @@ class Schedule:
         return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def class_weights(source: Source, classes: int, balance: float) -> Tensor | None:
-    """(frequency ^ -balance), scaled to mean 1 over the pixels; None where balance is 0."""
+def labelling_of(source: Source, classes: ClassTable, balance: float) -> Labelling:
+    """What labels mean, and their weights: (frequency ^ -balance), scaled to mean 1 over the pixels."""
     if balance == 0:
-        return None
-    counts = np.zeros(classes)
+        return Labelling(unions=classes.unions)
+    labels = len(classes.names) + len(classes.unions)
+    counts = np.zeros(labels)
     for index in range(len(source.shape_of)):
         label = source.plain(index)[1]
-        counts += np.bincount(label[label != IGNORE], minlength=classes)[:classes]
+        counts += np.bincount(label[label != IGNORE], minlength=labels)[:labels]
     share = counts / counts.sum()
     weight = np.where(share > 0, np.maximum(share, 1e-6), 1.0) ** -balance
-    return torch.tensor(weight / (weight * share).sum(), dtype=torch.float32)
+    return Labelling(torch.tensor(weight / (weight * share).sum(), dtype=torch.float32), classes.unions)

@@ -26,8 +26,8 @@ def describe(row: dict[str, Any], epochs: int, eta_s: float = 0.0) -> str:
 
 
 def _own(row: dict[str, Any]) -> str:
-    """The term of the cloud's own head, where it has one."""
-    return f", shared {row['shared']:.3f}" if row.get("shared") else ""
+    """The terms that only some runs have: the cloud's own head, the IoU loss."""
+    return "".join(f", {name} {row[name]:.3f}" for name in ("shared", "iou") if row.get(name))
 
 
 def describe_saving(row: dict[str, Any], loop_s: float) -> str:

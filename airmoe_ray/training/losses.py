@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, interpolate
 
 from airmoe_ray.config import Config, TrainConfig
-from airmoe_ray.data.base import IGNORE
 from airmoe_ray.model.client import query_divergence
 from airmoe_ray.model.experts import Expert, Head
 from airmoe_ray.model.frl import FeatureRetrievalLibrary
@@ -19,6 +17,7 @@ from airmoe_ray.model.local_clients import LocalRound
 from airmoe_ray.model.seam import AirMoEOutput
 from airmoe_ray.model.statistics import entropy
 from airmoe_ray.runtime.workers import OneWorker, Workers
+from airmoe_ray.training.pixel_losses import PLAIN, Labelling, cross_entropy, lovasz_softmax, sample_pixels
 
 
 class LossTerms(NamedTuple):
@@ -29,29 +28,24 @@ class LossTerms(NamedTuple):
     lb: Tensor
     frl: Tensor
     align: Tensor
-    shared: Tensor  # cross-entropy of the cloud's head on its own
+    shared: Tensor  # what the cloud's head loses on its own: cross-entropy, and lambda_iou times its IoU loss
+    iou: Tensor  # Lovasz-softmax; 0 where lambda_iou is
 
     def weighed(self, train: TrainConfig) -> "LossTerms":
         """The same terms with their weighted sum as `total`."""
         total = self.ce + train.lambda_lb * self.lb + train.lambda_frl * self.frl + train.lambda_align * self.align
-        return self._replace(total=total + train.lambda_shared * self.shared)
+        return self._replace(total=total + train.lambda_shared * self.shared + train.lambda_iou * self.iou)
 
 
-def pixel_cross_entropy(
-    logits_BChw: Tensor, labels_BHW: Tensor, *, stride: int, class_weight_C: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Summed cross-entropy over non-void pixels and their (weighted) count: the mean is the caller's to take.
+class PixelLoss(NamedTuple):
+    """What logits lose against the labels, one worker's part."""
 
-    Several workers divide by the count of all of them.
+    ce: Tensor
+    iou: Tensor
 
-    Labels cover the padded image, void in the padding. Logits go up bilinearly, once, to every `stride`-th pixel.
-    """
-    labels = labels_BHW[:, stride // 2 :: stride, stride // 2 :: stride].long()
-    logits = interpolate(logits_BChw, size=labels.shape[1:], mode="bilinear", align_corners=False)
-    total = cross_entropy(logits, labels, weight=class_weight_C, ignore_index=IGNORE, reduction="sum")
-    seen = labels[labels != IGNORE]
-    count = seen.new_tensor(len(seen), dtype=total.dtype) if class_weight_C is None else class_weight_C[seen].sum()
-    return total, count
+    def weighed(self, train: TrainConfig) -> Tensor:
+        """Their weighted sum."""
+        return self.ce + train.lambda_iou * self.iou
 
 
 def load_balance(mean_prob_N: Tensor) -> Tensor:
@@ -94,7 +88,7 @@ def objective(
     frl: FeatureRetrievalLibrary,
     *,
     config: Config,
-    class_weight_C: Tensor | None = None,
+    labelling: Labelling = PLAIN,
     workers: Workers | None = None,
 ) -> LossTerms:
     """L = L_CE + lambda_LB L_LB + lambda_FRL L_FRL, Eq. (24), on y^_ota; plus lambda_align mean delta_j.
@@ -105,10 +99,10 @@ def objective(
     to those of a single worker with all of it.
     """
     train, workers = config.train, workers or OneWorker()
-    ce = mean_cross_entropy(output.logits_BChw, labels_BHW, train, class_weight_C, workers)
+    ce, iou = pixel_loss(output.logits_BChw, labels_BHW, train, labelling, workers)
     shared = torch.zeros_like(ce)
     if output.shared_BChw is not None:
-        shared = mean_cross_entropy(output.shared_BChw, labels_BHW, train, class_weight_C, workers)
+        shared = pixel_loss(output.shared_BChw, labels_BHW, train, labelling, workers).weighed(train)
     lb = load_balance(_batch_mean(output.routing.prob_BN, workers))
     assert output.alpha_BNM is not None, "the clients are in this process"
     assert output.psi_BKd is not None
@@ -120,15 +114,16 @@ def objective(
         temperature=config.routing.norm_temperature,
         workers=workers,
     )
-    return LossTerms(ce, ce, lb, frl_term, align, shared).weighed(train)
+    return LossTerms(ce, ce, lb, frl_term, align, shared, iou).weighed(train)
 
 
-def mean_cross_entropy(
-    logits_BChw: Tensor, labels_BHW: Tensor, train: TrainConfig, class_weight_C: Tensor | None, workers: Workers
-) -> Tensor:
-    """This worker's part of the mean over the pixels of all of them."""
-    total, count = pixel_cross_entropy(logits_BChw, labels_BHW, stride=train.loss_stride, class_weight_C=class_weight_C)
-    return total / workers.total(count).clamp_min(1.0)
+def pixel_loss(
+    logits_BChw: Tensor, labels_BHW: Tensor, train: TrainConfig, labelling: Labelling, workers: Workers
+) -> PixelLoss:
+    """This worker's part of the losses over the pixels of all workers."""
+    pixels = sample_pixels(logits_BChw, labels_BHW, labelling, stride=train.loss_stride)
+    ce = cross_entropy(pixels, labelling, workers)
+    return PixelLoss(ce, lovasz_softmax(pixels, labelling, workers) if train.lambda_iou else torch.zeros_like(ce))
 
 
 def _batch_mean(prob_BN: Tensor, workers: Workers) -> Tensor:
@@ -144,13 +139,13 @@ def head_objective(
     labels_BHW: Tensor,
     *,
     config: Config,
-    class_weight_C: Tensor | None = None,
+    labelling: Labelling = PLAIN,
     workers: Workers | None = None,
 ) -> LossTerms:
     """The loss of the cloud's head by itself."""
-    ce = mean_cross_entropy(head(features_BDhw), labels_BHW, config.train, class_weight_C, workers or OneWorker())
+    ce, iou = pixel_loss(head(features_BDhw), labels_BHW, config.train, labelling, workers or OneWorker())
     zero = torch.zeros_like(ce)
-    return LossTerms(ce, ce, zero, zero, zero, zero)
+    return LossTerms(ce, ce, zero, zero, zero, zero, iou).weighed(config.train)
 
 
 def solo_objective(
@@ -160,7 +155,7 @@ def solo_objective(
     labels_BHW: Tensor,
     *,
     config: Config,
-    class_weight_C: Tensor | None = None,
+    labelling: Labelling = PLAIN,
     workers: Workers | None = None,
 ) -> LossTerms:
     """The loss of one expert by itself: cross-entropy on its own output, psi pulled towards the query."""
@@ -169,6 +164,6 @@ def solo_objective(
     everyone_B1 = torch.ones_like(psi_Bd[:, :1], dtype=torch.bool)
     temperature = config.routing.norm_temperature
     align = alignment(query_dist_Bd, psi_Bd[:, None], everyone_B1, temperature=temperature, workers=workers)
-    ce = mean_cross_entropy(logits_BChw, labels_BHW, train, class_weight_C, workers)
+    ce, iou = pixel_loss(logits_BChw, labels_BHW, train, labelling, workers)
     zero = torch.zeros_like(ce)
-    return LossTerms(ce, ce, zero, zero, align, zero).weighed(train)
+    return LossTerms(ce, ce, zero, zero, align, zero, iou).weighed(train)

@@ -19,17 +19,19 @@ from airmoe_ray.errors import UserError
 from airmoe_ray.features.backbone import Backbone, load_backbone
 from airmoe_ray.features.cache_builder import cache_bytes, cached_features, cached_views
 from airmoe_ray.features.cache_reader import FeatureCache
+from airmoe_ray.features.sources import CachedSource, OnlineSource, Source, ahead, loop_seconds
 from airmoe_ray.inference.scores import balancedness
 from airmoe_ray.inference.validate import validate
-from airmoe_ray.model.checkpoint import ModelCard
 from airmoe_ray.model.experts import dilations_for
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.runtime.device import pick_device
 from airmoe_ray.runtime.progress import Reporter, Silent
 from airmoe_ray.runtime.workers import OneWorker, Workers, first_then_others
-from airmoe_ray.training.batches import Schedule, class_weights
+from airmoe_ray.storage.checkpoint import ModelCard
+from airmoe_ray.training.batches import Schedule, labelling_of
 from airmoe_ray.training.epoch_log import TensorBoard, describe, describe_saving
 from airmoe_ray.training.losses import LossTerms
+from airmoe_ray.training.pixel_losses import Labelling
 from airmoe_ray.training.preflight import Data, check_settings, check_space, open_data
 from airmoe_ray.training.run_folder import (
     Best,
@@ -42,12 +44,11 @@ from airmoe_ray.training.run_folder import (
     summarise,
     write_summary,
 )
-from airmoe_ray.training.sources import CachedSource, OnlineSource, Source, ahead, loop_seconds
 from airmoe_ray.training.trainer import Learning, Trainer
 from airmoe_ray.training.warm_start import client_data
 
-# a trainer whose clients live elsewhere, for (model, card, total steps, class weights)
-Federation = Callable[[AirMoE, ModelCard, int, torch.Tensor | None], Learning]
+# a trainer whose clients live elsewhere, for (model, card, total steps, labelling)
+Federation = Callable[[AirMoE, ModelCard, int, Labelling], Learning]
 _LOOK_EVERY = {"cuda": 10}  # steps between looks at the loss, each of which a GPU has to be waited for
 
 
@@ -166,9 +167,9 @@ def open_run(
         source = _open_source(data.train, backbone, config, report)
         validation = _open_validation(data, backbone, config, report)
     dilations = dilations_for(config.experts, max(max(grid) for grid in source.grids))
-    card = model_card(data.train.classes, backbone, dilations)
+    card = model_card(data.train.classes, backbone, dilations, refiner=config.experts.refiner)
     schedule = Schedule(source, config, workers)
-    trainer = _make_trainer(config, card, schedule, device, federation)
+    trainer = _make_trainer(config, card, data.train.classes, schedule, device=device, federation=federation)
     run = Run(config, folder, card, trainer, schedule, validation, device)
     if resume:
         _resume(run)
@@ -190,17 +191,28 @@ def _open_validation(data: Data, backbone: Backbone, config: Config, report: Rep
 
 
 def _make_trainer(
-    config: Config, card: ModelCard, schedule: Schedule, device: torch.device, federation: Federation | None
+    config: Config,
+    card: ModelCard,
+    table: ClassTable,
+    schedule: Schedule,
+    *,
+    device: torch.device,
+    federation: Federation | None,
 ) -> Learning:
     """A new model with its optimizers, in this process or with clients that learn elsewhere."""
     classes = len(card.classes)
-    model = AirMoE(config, feature_dim=card.feature_dim, classes=classes, dilations=card.dilation_rates).to(device)
-    weight_C = class_weights(schedule.source, classes, config.train.class_balance)
-    weight_C = None if weight_C is None else weight_C.to(device)
+    model = AirMoE(
+        config,
+        feature_dim=card.feature_dim,
+        classes=classes,
+        dilations=card.dilation_rates,
+        fine_dims=card.fine_dims,
+    ).to(device)
+    labelling = labelling_of(schedule.source, table, config.train.class_balance).to(device)
     total_steps = schedule.steps_per_epoch() * config.train.epochs
     if federation is not None:
-        return federation(model, card, total_steps, weight_C)
-    return Trainer(model, config, total_steps=total_steps, class_weight_C=weight_C, workers=schedule.workers)
+        return federation(model, card, total_steps, labelling)
+    return Trainer(model, config, total_steps=total_steps, labelling=labelling, workers=schedule.workers)
 
 
 def _resume(run: Run) -> None:
@@ -221,7 +233,7 @@ def _begin(run: Run, dataset: SegmentationDataset, report: Reporter) -> None:
     trainer.workers.follow_first(v for v in trainer.model.state_dict().values() if v.is_floating_point())
 
 
-def model_card(classes: ClassTable, backbone: Backbone, dilations: Sequence[int]) -> ModelCard:
+def model_card(classes: ClassTable, backbone: Backbone, dilations: Sequence[int], *, refiner: int = 0) -> ModelCard:
     """`model.json` of a model on these classes and features."""
     return ModelCard(
         classes=list(classes.names),
@@ -230,6 +242,7 @@ def model_card(classes: ClassTable, backbone: Backbone, dilations: Sequence[int]
         dilations=list(dilations),
         backbone_name=backbone.name,
         backbone_fingerprint=backbone.fingerprint,
+        fine_dims=[channels for channels, _ in backbone.fine_maps(refiner)],
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.errors import CheckpointError, UserError
-from airmoe_ray.model.checkpoint import (
+from airmoe_ray.storage.checkpoint import (
     ModelCard,
     load_checkpoint,
     load_trainer_state,
@@ -24,7 +24,13 @@ from airmoe_ray.model.checkpoint import (
 from airmoe_ray.training.trainer import Learning
 
 LAST, BEST = "checkpoint", "checkpoint-best"
-_FIXED = ("classes", "feature_dim", "dilations", "backbone_fingerprint")  # a resumed run cannot change these
+_FIXED = (
+    "classes",
+    "feature_dim",
+    "dilations",
+    "backbone_fingerprint",
+    "fine_dims",
+)  # a resumed run cannot change these
 
 
 class Best(NamedTuple):

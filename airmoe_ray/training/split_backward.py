@@ -7,7 +7,7 @@ numbers of dL/dQ per input. No weight and no hidden feature map of a client goes
 Suffixes: B inputs, N clients, K routed, n clients of one host, d statistic, C classes, h w grid; P routed pairs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,17 +22,19 @@ from airmoe_ray.model.seam import AirMoEOutput
 from airmoe_ray.radio.channel import quantise
 from airmoe_ray.radio.power import receive_scale
 from airmoe_ray.runtime.workers import OneWorker
-from airmoe_ray.training.losses import LossTerms, frl_regulariser, load_balance, mean_cross_entropy
+from airmoe_ray.training.losses import LossTerms, frl_regulariser, load_balance, pixel_loss
+from airmoe_ray.training.pixel_losses import PLAIN, Labelling
 
 
 class CloudGradients(NamedTuple):
     """What the cloud knows before it asks anybody: its own loss terms and their derivatives."""
 
-    loss: Tensor  # of the cloud's own head, if it has one: with its graph
+    loss: Tensor  # of what the cloud itself trains, head and refiner: with its graph
     ce: Tensor
+    iou: Tensor
     lb: Tensor
-    shared: Tensor  # cross-entropy of the cloud's head on its own
-    logits_BChw: Tensor  # g = dL_CE/dy^, broadcast to the routed clients
+    shared: Tensor  # what the cloud's head loses on its own
+    logits_BChw: Tensor  # g = dL/dy^ of the pixels' loss, broadcast to the routed clients
     query_Bd: Tensor  # the cloud's own part of dL/dQ
     stat_BNd: Tensor  # dL_LB/dP_j, each client gets its own
 
@@ -50,27 +52,34 @@ def cloud_gradients(
     labels_BHW: Tensor,
     *,
     config: Config,
-    class_weight_C: Tensor | None = None,
+    labelling: Labelling = PLAIN,
+    refine: Callable[[Tensor], Tensor] | None = None,
 ) -> CloudGradients:
-    """L_CE by y^ and lambda_LB L_LB by Q and P_j, Eq. (24)-(25); `stat_BNd` is the leaf that the router read."""
+    """The pixels' loss by y^, lambda_LB L_LB by Q and P_j, Eq. (24)-(25); `stat_BNd` is the leaf the router read."""
     from_air_BChw = _from_air(output).requires_grad_()
     own_BChw = torch.zeros_like(from_air_BChw) if output.shared_BChw is None else output.shared_BChw
-    ce = mean_cross_entropy(from_air_BChw + own_BChw, labels_BHW, config.train, class_weight_C, OneWorker())
-    (g_BChw,) = torch.autograd.grad(ce, from_air_BChw, retain_graph=True)
-    loss, shared = ce, torch.zeros_like(ce)
+    train = config.train
+    fused_BChw = from_air_BChw + own_BChw
+    refined = fused_BChw if refine is None else refine(fused_BChw)
+    fused = pixel_loss(refined, labels_BHW, train, labelling, OneWorker())
+    loss = fused.weighed(train)
+    (g_BChw,) = torch.autograd.grad(loss, from_air_BChw, retain_graph=True)
+    shared = torch.zeros_like(loss)
     if output.shared_BChw is not None:
-        shared = mean_cross_entropy(own_BChw, labels_BHW, config.train, class_weight_C, OneWorker())
-        loss = ce + config.train.lambda_shared * shared
+        shared = pixel_loss(own_BChw, labels_BHW, train, labelling, OneWorker()).weighed(train)
+        loss = loss + train.lambda_shared * shared
     lb = load_balance(output.routing.prob_BN.mean(dim=0))
     query_Bd, stat_grad_BNd = torch.autograd.grad(
         config.train.lambda_lb * lb, (output.query_dist_Bd, stat_BNd), retain_graph=True
     )
-    return CloudGradients(loss, ce.detach(), lb.detach(), shared.detach(), g_BChw, query_Bd, stat_grad_BNd)
+    return CloudGradients(
+        loss, fused.ce.detach(), fused.iou.detach(), lb.detach(), shared.detach(), g_BChw, query_Bd, stat_grad_BNd
+    )
 
 
 def _from_air(output: AirMoEOutput[Any]) -> Tensor:
     """y^_ota: what was received, without what the cloud's own head adds."""
-    logits_BChw = output.logits_BChw.detach()
+    logits_BChw = output.coarse_BChw.detach()
     return logits_BChw if output.shared_BChw is None else logits_BChw - output.shared_BChw.detach()
 
 
@@ -118,7 +127,8 @@ def loss_terms(own: CloudGradients, output: AirMoEOutput[Any], frl_term: float, 
     """The terms of the whole objective, for the log: the cloud's own, and the sum of the clients' parts of L_FRL."""
     active_BK = output.routing.active_BK
     align = output.delta_BK.masked_fill(~active_BK, 0.0).sum() / active_BK.sum()
-    return LossTerms(own.ce, own.ce, own.lb, own.ce.new_tensor(frl_term), align, own.shared).weighed(config.train)
+    frl = own.ce.new_tensor(frl_term)
+    return LossTerms(own.ce, own.ce, own.lb, frl, align, own.shared, own.iou).weighed(config.train)
 
 
 class Lesson(NamedTuple):

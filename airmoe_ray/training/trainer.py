@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from airmoe_ray.config import Config
+from airmoe_ray.features.sources import Source
 from airmoe_ray.inference.validate import AskClients
-from airmoe_ray.model.checkpoint import TrainerState
 from airmoe_ray.model.experts import Expert, set_precision
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.runtime.workers import OneWorker, Workers
+from airmoe_ray.storage.checkpoint import TrainerState
 from airmoe_ray.training.constraints import check_constraints
 from airmoe_ray.training.losses import LossTerms, head_objective, objective, solo_objective
 from airmoe_ray.training.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
-from airmoe_ray.training.sources import Source
+from airmoe_ray.training.pixel_losses import PLAIN, Labelling
 from airmoe_ray.training.warm_start import Indices, warm_start
 
 
@@ -31,6 +32,7 @@ class Batch(NamedTuple):
     features_BDhw: Tensor
     labels_BHW: Tensor
     ids_B: list[int]
+    fine: tuple[Tensor, ...] = ()  # finer maps, where the cloud has a refiner
 
 
 class StepResult(NamedTuple):
@@ -106,12 +108,12 @@ class Trainer:
         config: Config,
         *,
         total_steps: int,
-        class_weight_C: Tensor | None = None,
+        labelling: Labelling = PLAIN,
         workers: Workers | None = None,
     ) -> None:
         self.model, self.config, self.total_steps = model, config, total_steps
         self.workers = workers or OneWorker()
-        self.class_weight_C = class_weight_C
+        self.labelling = labelling
         self.step_count = 0
         self.shared_steps = round(total_steps * config.train.warm_start.shared_epochs / config.train.epochs)
         self.routing = config.train.routing(config.routing)
@@ -119,8 +121,7 @@ class Trainer:
             (model.clients.experts, 1.0),
             (model.query, config.train.query_lr_factor),
         ]
-        if model.shared is not None:
-            parts.append((model.shared, 1.0))
+        parts += [(part, 1.0) for part in (model.shared, model.refiner) if part is not None]
         self.adam, self.sgd = optimizers(parts, model.clients.frl, config)
         set_precision(model.clients.experts, config.train.precision)
 
@@ -132,7 +133,7 @@ class Trainer:
 
     def warm_start(self, source: Source, data: Sequence[Indices]) -> None:
         """What clients bring along, each from its own D_j."""
-        warm_start(self.model, source, data, self.config, self.class_weight_C)
+        warm_start(self.model, source, data, self.config, self.labelling)
 
     def account(self) -> dict[str, Any]:
         """Nothing crosses any link in one process."""
@@ -148,7 +149,7 @@ class Trainer:
         self._set_learning_rate()
         if self.step_count < self.shared_steps:
             return self._shared_step(batch)
-        output = self.model(batch.features_BDhw, batch.ids_B, routing_config=self.routing)
+        output = self.model(batch.features_BDhw, batch.ids_B, fine=batch.fine, routing_config=self.routing)
         if self.config.train.check_constraints:
             check_constraints(output, self.config.model_copy(update={"routing": self.routing}))
         loss = objective(
@@ -156,7 +157,7 @@ class Trainer:
             batch.labels_BHW,
             self.model.clients.frl,
             config=self.config,
-            class_weight_C=self.class_weight_C,
+            labelling=self.labelling,
             workers=self.workers,
         )
         self._descend(loss)
@@ -169,7 +170,7 @@ class Trainer:
         """One expert learns for all; `end_epoch` hands it out."""
         common: dict[str, Any] = {
             "config": self.config,
-            "class_weight_C": self.class_weight_C,
+            "labelling": self.labelling,
             "workers": self.workers,
         }
         if self.model.shared is not None:
@@ -227,9 +228,9 @@ class Trainer:
 
     def _whole(self, loss: LossTerms) -> LossTerms:
         """The terms of the whole batch: parts add up, but for the load balance, which everybody has whole."""
-        parts = torch.stack([loss.ce.detach(), loss.frl.detach(), loss.align.detach(), loss.shared.detach()])
-        ce, frl, align, shared = self.workers.total(parts)
-        return LossTerms(ce, ce, loss.lb.detach(), frl, align, shared).weighed(self.config.train)
+        parts = torch.stack([loss.ce, loss.frl, loss.align, loss.shared, loss.iou]).detach()
+        ce, frl, align, shared, iou = self.workers.total(parts)
+        return LossTerms(ce, ce, loss.lb.detach(), frl, align, shared, iou).weighed(self.config.train)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.adam] if self.sgd is None else [self.adam, self.sgd]

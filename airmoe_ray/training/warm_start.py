@@ -13,6 +13,7 @@ from torch import Tensor
 
 from airmoe_ray.config import Config
 from airmoe_ray.data.partition import partition
+from airmoe_ray.features.sources import Source
 from airmoe_ray.model.experts import Expert
 from airmoe_ray.model.frl import clip_norm
 from airmoe_ray.model.local_clients import LocalClients
@@ -22,7 +23,7 @@ from airmoe_ray.model.statistics import clr
 from airmoe_ray.runtime.rng import generator
 from airmoe_ray.training.losses import solo_objective
 from airmoe_ray.training.optimizers import optimizers
-from airmoe_ray.training.sources import Source
+from airmoe_ray.training.pixel_losses import PLAIN, Labelling
 
 Indices = NDArray[np.int64]
 Array = NDArray[Any]
@@ -79,13 +80,13 @@ def fitted_queries(query: Query, pooled_SD: Tensor, config: Config) -> Tensor:
 
 
 def warm_start(
-    model: AirMoE, source: Source, data: Sequence[Indices], config: Config, class_weight_C: Tensor | None = None
+    model: AirMoE, source: Source, data: Sequence[Indices], config: Config, labelling: Labelling = PLAIN
 ) -> None:
     """All clients in this process, one after another."""
     query_dist_Sd = fitted_queries(model.query, pooled_features(source), config)
     for j, indices in enumerate(data):
         data_j = own_data(source, query_dist_Sd, indices, config)
-        warm_start_client(model.clients, j, j, data_j, config=config, class_weight_C=class_weight_C)
+        warm_start_client(model.clients, j, j, data_j, config=config, labelling=labelling)
 
 
 def warm_start_client(
@@ -95,11 +96,11 @@ def warm_start_client(
     own: OwnData,
     *,
     config: Config,
-    class_weight_C: Tensor | None = None,
+    labelling: Labelling = PLAIN,
 ) -> None:
     """The client's history: expert and psi learn from D_j alone, prototypes become k-means centres of its queries."""
     expert, frl = cast(Expert, clients.experts[index]), clients.frl
-    _learn_alone(expert, client, own, config, class_weight_C)
+    _learn_alone(expert, client, own, config, labelling)
     with torch.no_grad():
         query_dist_Sd = torch.from_numpy(np.concatenate(own.query_dists)).to(frl.prototypes_NMd)
         logits_Sd = clr(query_dist_Sd) * config.routing.norm_temperature
@@ -108,9 +109,7 @@ def warm_start_client(
         frl.prototypes_NMd[index, :count] = clip_norm(centres_Md, config.frl.bound)
 
 
-def _learn_alone(
-    expert: Expert, client: int, own: OwnData, config: Config, class_weight_C: Tensor | None = None
-) -> None:
+def _learn_alone(expert: Expert, client: int, own: OwnData, config: Config, labelling: Labelling = PLAIN) -> None:
     """`local_epochs` over D_j with an optimizer of its own; collaboration starts with a fresh one."""
     (adam, _), size = optimizers([(expert, 1.0)], None, config), config.train.batch_size
     weight = expert.decoder.weight
@@ -125,7 +124,7 @@ def _learn_alone(
                     torch.from_numpy(features_SDhw[rows]).to(weight),
                     torch.from_numpy(labels_SHW[rows]).to(weight.device),
                     config=config,
-                    class_weight_C=class_weight_C,
+                    labelling=labelling,
                 )
                 adam.zero_grad(set_to_none=True)
                 loss.total.backward()

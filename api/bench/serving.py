@@ -22,9 +22,9 @@ from airmoe_ray.data.scenes import CLASSES, render_scene
 from airmoe_ray.features.backbone import load_backbone
 from airmoe_ray.inference.masks import mask_of
 from airmoe_ray.inference.segmenter import Segmenter
-from airmoe_ray.model.checkpoint import save_checkpoint
 from airmoe_ray.model.experts import dilations_for
 from airmoe_ray.model.moe import AirMoE
+from airmoe_ray.storage.checkpoint import save_checkpoint
 from airmoe_ray.training.run import model_card
 from api.bench.bare import bare_calls_ms
 from api.bench.figures import Figure, by_turns, median_ms, rate, ratio

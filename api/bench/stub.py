@@ -10,26 +10,27 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from actors.processes.cloud import Cloud
 from actors.processes.expert_host import ExpertHost
 from actors.rounds.messages import Array, Forward, HostReport, HostStatistic, Read, Transmit
 from actors.serving.system import System
-from airmoe_ray.model.checkpoint import load_checkpoint
+from airmoe_ray.features.backbone import FeatureMaps
+from airmoe_ray.storage.checkpoint import load_checkpoint
 from api.http.server import serve
 
 
 class StubCloud(Cloud):
     """Features come from nowhere."""
 
-    def features(self, images_BHW3: NDArray[np.uint8]) -> Tensor:
+    def maps(self, images_BHW3: NDArray[np.uint8]) -> FeatureMaps:
         """The right shape, and something of each image in it, so that routing has something to tell apart."""
         batch, height, width, _ = images_BHW3.shape
         stride = self.backbone.stride
         shade_B = torch.from_numpy(images_BHW3[:, ::64, ::64].mean(axis=(1, 2, 3)) / 255.0).float()
         grid = (height // stride, width // stride)
-        return shade_B[:, None, None, None].expand(batch, self.backbone.dim, *grid).contiguous().to(self.device)
+        features_BDhw = shade_B[:, None, None, None].expand(batch, self.backbone.dim, *grid).contiguous()
+        return FeatureMaps(features_BDhw.to(self.device))
 
 
 class StubExpert(ExpertHost):

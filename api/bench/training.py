@@ -18,13 +18,13 @@ from actors.training.federated import FederatedTrainer
 from airmoe_ray.config import Config
 from airmoe_ray.data import open_dataset
 from airmoe_ray.features.backbone import load_backbone
-from airmoe_ray.model.checkpoint import ModelCard
+from airmoe_ray.features.sources import OnlineSource
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.runtime.progress import Silent
+from airmoe_ray.storage.checkpoint import ModelCard
 from airmoe_ray.training.batches import Schedule
-from airmoe_ray.training.losses import pixel_cross_entropy
+from airmoe_ray.training.pixel_losses import Labelling, cross_entropy, sample_pixels
 from airmoe_ray.training.run import Run, open_run, train_epoch
-from airmoe_ray.training.sources import OnlineSource
 from airmoe_ray.training.trainer import Batch, Learning
 from api.bench.figures import Figure, by_turns, rate, ratio
 from api.bench.ray_training import turns_with_ray
@@ -107,9 +107,10 @@ def _bare_loop(run: Run, stored: Sequence[Batch]) -> Callable[[], int]:
         if head is not None:
             own_BChw = head(batch.features_BDhw)
         fused_BChw = own_BChw.index_add(0, sample_P, logits_PChw)
-        total, count = pixel_cross_entropy(fused_BChw, batch.labels_BHW, stride=run.config.train.loss_stride)
+        stride = run.config.train.loss_stride
+        loss = cross_entropy(sample_pixels(fused_BChw, batch.labels_BHW, stride=stride))
         adam.zero_grad(set_to_none=True)
-        (total / count + psi_Pd.square().mean()).backward()
+        (loss + psi_Pd.square().mean()).backward()
         adam.step()
 
     def loop() -> int:
@@ -141,10 +142,8 @@ def _federated_overhead(config: Config, folder: Path, rounds: int, seconds: floa
     """Time per epoch, with the clients there already."""
     here = open_run(config, folder / "here", resume=False, report=Silent())
 
-    def federation(model: AirMoE, card: ModelCard, total_steps: int, class_weight_C: Tensor | None) -> Learning:
-        return FederatedTrainer(
-            model, config, card, total_steps=total_steps, class_weight_C=class_weight_C, report=Silent()
-        )
+    def federation(model: AirMoE, card: ModelCard, total_steps: int, labelling: Labelling) -> Learning:
+        return FederatedTrainer(model, config, card, total_steps=total_steps, labelling=labelling, report=Silent())
 
     apart = open_run(config, folder / "apart", resume=False, report=Silent(), federation=federation)
     try:

@@ -34,7 +34,7 @@ def bench(
 
     Exit code 1 if a figure misses its target.
     """
-    from airmoe_ray.model.checkpoint import load_checkpoint
+    from airmoe_ray.storage.checkpoint import load_checkpoint
     from api.bench.figures import Figure
     from api.bench.packed import packed_figures
     from api.bench.serving import serving_figures

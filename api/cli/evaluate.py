@@ -40,8 +40,8 @@ def eval_(
     from airmoe_ray.inference.evaluate import evaluate
     from airmoe_ray.inference.example_sheet import example_sheet
     from airmoe_ray.inference.segmenter import Segmenter
-    from airmoe_ray.model.checkpoint import load_checkpoint
     from airmoe_ray.radio.ledger import check_budget
+    from airmoe_ray.storage.checkpoint import load_checkpoint
 
     folder = checkpoint_of(run, checkpoint)
     stored, card = load_checkpoint(folder)

@@ -36,7 +36,7 @@ def serve(
     """
     # imported late: ray and torch take seconds, and mistakes in the options should not wait for them
     from airmoe_ray.config_file import parse_config
-    from airmoe_ray.model.checkpoint import load_checkpoint
+    from airmoe_ray.storage.checkpoint import load_checkpoint
 
     folder = checkpoint_of(run, checkpoint)
     stored, _ = load_checkpoint(folder)

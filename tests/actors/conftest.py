@@ -33,8 +33,8 @@ from airmoe_ray.features.backbone import load_backbone
 from airmoe_ray.features.preprocess import to_tensor
 from airmoe_ray.inference.masks import Prepared
 from airmoe_ray.inference.segmenter import Segmenter
-from airmoe_ray.model.checkpoint import ModelCard, save_checkpoint
 from airmoe_ray.model.moe import AirMoE, collaborate
+from airmoe_ray.storage.checkpoint import ModelCard, save_checkpoint
 
 TINY: dict[str, Any] = {
     "data": {"image_size": 64},

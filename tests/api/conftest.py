@@ -10,8 +10,8 @@ import pytest
 from airmoe_ray.config_file import load_config
 from airmoe_ray.data import open_dataset
 from airmoe_ray.features.backbone import load_backbone
-from airmoe_ray.model.checkpoint import ModelCard, save_checkpoint
 from airmoe_ray.model.moe import AirMoE
+from airmoe_ray.storage.checkpoint import ModelCard, save_checkpoint
 from tests.api.support import EXPERTS, TOP_K, Server
 
 SIZES = (f"experts.count={EXPERTS}", "experts.hidden=16", "experts.width=16", f"routing.top_k={TOP_K}")

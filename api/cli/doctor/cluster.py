@@ -105,7 +105,7 @@ def _sent(file: ClusterFile) -> str:
 def _settings(file: ClusterFile, config: str | None, overrides: Sequence[str]) -> tuple[str | Path, Config]:
     """Settings of the run that will be served, and where they come from: its folder here, or --config."""
     from airmoe_ray.config_file import load_config, parse_config
-    from airmoe_ray.model.checkpoint import load_checkpoint
+    from airmoe_ray.storage.checkpoint import load_checkpoint
 
     served = file.served
     here = file.mounts.get(f"{served.run}/checkpoint")

@@ -11,9 +11,9 @@ from torch import Tensor
 from actors.errors import InvalidOutputError
 from actors.processes.expert_host import ExpertHost
 from actors.rounds.messages import Forward, HostSpec, Read, Transmit
-from airmoe_ray.model.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.radio.channel import draw_gamma
+from airmoe_ray.storage.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 
 CLIENTS = 12
 CARD = ModelCard(["a", "b", "c"], [[0, 0, 0]] * 3, 6, [1, 2, 3], "none", "none")

@@ -14,9 +14,9 @@ from actors.errors import ClusterError
 from actors.processes.expert_host import ExpertHost
 from actors.processes.frl_journal import Journal, Renewal, Snapshot, only_server, parse_snapshot
 from actors.rounds.messages import Forward, HostSpec, Read, Renew
-from airmoe_ray.model.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.radio.channel import draw_gamma
+from airmoe_ray.storage.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 
 PRINT = bytes(range(16))
 HEADER = 24

@@ -23,9 +23,9 @@ from actors.rounds.stubs import ChannelCalls, HostCalls
 from airmoe_ray.config import Config
 from airmoe_ray.features.backbone import load_backbone
 from airmoe_ray.features.preprocess import to_tensor
-from airmoe_ray.model.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 from airmoe_ray.model.moe import AirMoE, collaborate
 from airmoe_ray.model.seam import AirMoEOutput
+from airmoe_ray.storage.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("own_ray")
 CARD = ModelCard(["a", "b", "c"], [[0, 0, 0]] * 3, 6, [1, 2, 3], "none", "none")
@@ -203,3 +203,29 @@ def test_the_cloud_adds_its_own_head_as_in_one_process(
         assert_close(answer, pair.in_process(features, (1, 2, 3), **channel).logits_BChw, 1e-4)
         own = model.shared(features)  # type: ignore[misc]
         assert (answer - own).abs().max() > 1e-2 * own.abs().max()  # the clients have their say, too
+
+
+def test_the_cloud_refines_as_in_one_process(double: Pair, make_config: Callable[..., Config], tmp_path: Path) -> None:
+    config = make_config(
+        backbone={"name": "efficientnet_lite0"},
+        experts={"refiner": 16},
+        cluster={"cloud_threads": 1, "call_deadline_s": 60},
+    )
+    backbone = load_backbone(config.backbone)
+    fine_dims = list(backbone.fine_dims)
+    card = replace(CARD, feature_dim=backbone.dim, backbone_fingerprint=backbone.fingerprint, fine_dims=fine_dims)
+    model = AirMoE(config, feature_dim=backbone.dim, classes=3, dilations=(1, 2, 3), fine_dims=fine_dims)
+    assert model.refiner is not None
+    torch.nn.init.normal_(model.refiner.correct.weight)  # it starts at zero, which any mistake would reproduce
+    pair = Pair(tmp_path / "c", model, double.channel, [(0, 1, 2, 3)], card)
+    cloud = Cloud(CloudSpec(config, card), read_file(tmp_path / "c" / "cloud.safetensors"))
+    cloud.connect(pair.clients().roster)
+    images = np.random.default_rng(0).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
+    settings = Settings(config.routing, config.channel)
+    result = cloud.segment(Segment((1, 2, 3), settings, 1, 60.0), images)
+    with torch.inference_mode():
+        features, fine = backbone.maps(to_tensor(list(images)), fine=True)
+        expected = model(features, (1, 2, 3), fine=fine)
+    assert result.logits_BChw.shape[2:] == (16, 24)
+    assert result.grid == (4, 6)  # what crossed the air is as coarse as ever
+    assert_close(torch.from_numpy(result.logits_BChw), expected.logits_BChw, 1e-4)

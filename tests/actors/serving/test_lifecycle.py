@@ -29,7 +29,7 @@ with cluster(address, cpus=None if address else 2):
     print(ray.get_runtime_context().gcs_address, flush=True)
     if folder.exists():
         from actors.serving.system import System
-        from airmoe_ray.model.checkpoint import load_checkpoint
+        from airmoe_ray.storage.checkpoint import load_checkpoint
         hosts = System(folder, load_checkpoint(folder)[0]).start()
         print("running", len(hosts), flush=True)
     while True:

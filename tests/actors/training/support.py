@@ -16,9 +16,9 @@ from actors.rounds.messages import Array, HostSpec
 from actors.rounds.stubs import LearningHostCalls
 from actors.training.federated import FederatedTrainer
 from airmoe_ray.config import Config
-from airmoe_ray.model.checkpoint import ModelCard
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.runtime.progress import Silent
+from airmoe_ray.storage.checkpoint import ModelCard
 from airmoe_ray.training.trainer import Batch
 from tests.conftest import CLASSES, FEATURE_DIM, SMALL
 
@@ -67,6 +67,7 @@ class OwnSource:
         return batch.features_BDhw[0].numpy(), batch.labels_BHW[0].numpy()
 
 
+FINE_DIMS = (4, 6)  # channels of the finer maps
 TRAIN = {"batch_size": 6, "lr": 1e-2, "query_lr_factor": 1.0, "loss_stride": 1, "warm_start": {"enabled": False}}
 
 
@@ -76,7 +77,10 @@ def configured(**blocks: dict[str, Any]) -> Config:
 
 
 def make_model(config: Config) -> AirMoE:
-    return AirMoE(config, feature_dim=FEATURE_DIM, classes=CLASSES, dilations=(1, 2, 3)).double()
+    model = AirMoE(config, feature_dim=FEATURE_DIM, classes=CLASSES, dilations=(1, 2, 3), fine_dims=FINE_DIMS).double()
+    if model.refiner is not None:  # its last layer starts at zero, behind which gradients would be zero, too
+        torch.nn.init.normal_(model.refiner.correct.weight, generator=torch.Generator().manual_seed(0))
+    return model
 
 
 def make_batch(step: int, size: int = 6) -> Batch:
@@ -84,7 +88,8 @@ def make_batch(step: int, size: int = 6) -> Batch:
     features = torch.randn(size, FEATURE_DIM, 3, 4, generator=draw, dtype=torch.float64)
     features += 2 * torch.randn(size, FEATURE_DIM, 1, 1, generator=draw, dtype=torch.float64)
     labels = torch.randint(0, CLASSES, (size, 12, 16), generator=draw, dtype=torch.uint8)
-    return Batch(features, labels, [100 * step + i for i in range(size)])
+    fine = [torch.randn(size, dim, 12 // n, 16 // n, generator=draw).double() for n, dim in enumerate(FINE_DIMS, 1)]
+    return Batch(features, labels, [100 * step + i for i in range(size)], tuple(fine))
 
 
 class Pool:

@@ -21,6 +21,7 @@ from actors.training.client_pool import ClientPool
 from actors.training.federated import train_federated
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
+from airmoe_ray.features.backbone import FeatureMaps
 from airmoe_ray.inference.validate import _through
 from airmoe_ray.radio.ledger import Traffic
 from airmoe_ray.runtime.progress import Silent
@@ -61,6 +62,9 @@ CASES: dict[str, dict[str, Any]] = {
     "digital": {"channel": {"kind": "digital", "digital_bits": 4}},
     "as written": {"frl": {"renewal": "soft", "sparsity": "entropy"}, "routing": {"score": "reciprocal"}},
     "clipped": {"train": {"grad_clip": 0.3}},
+    "IoU loss": {"train": {"lambda_iou": 0.7}},
+    "refiner at the cloud": {"experts": {"refiner": 16}, "channel": {"rho_grad": True}},
+    "head and refiner": {"experts": {"shared": True, "refiner": 16}, "train": {"lambda_iou": 0.7, "grad_clip": 0.3}},
     "head at the cloud": {"experts": {"shared": True}, "channel": {"rho_grad": True}, "train": {"top_k": 1}},
 }
 
@@ -148,7 +152,8 @@ def test_a_client_that_restarts_unnoticed_is_not_taken_for_who_it_was(actors: di
             is_new = host.needs_restore().get()
     assert is_new
     with torch.inference_mode():
-        (answer,) = trainer.ask_clients(partial(_through, [config.channel], trainer.model, *batch[::2]))
+        maps = FeatureMaps(batch.features_BDhw)
+        (answer,) = trainer.ask_clients(partial(_through, [config.channel], trainer.model, maps, batch.ids_B))
     assert 3 not in answer.routing.selected_BK
     assert notes.lines == ["expert 3 was lost; going on without"]
     while len(notes.lines) == 1 and time.monotonic() < until:

@@ -12,9 +12,9 @@ import torch
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
 from airmoe_ray.features.cache_builder import cached_views
+from airmoe_ray.features.sources import CachedSource, ahead
 from airmoe_ray.runtime.progress import Silent
 from airmoe_ray.training.run import train_run
-from airmoe_ray.training.sources import CachedSource, ahead
 from tests.airmoe_ray.features.support import Pictures, settings
 
 
@@ -24,7 +24,7 @@ def test_batches_are_the_cached_rows_of_views_that_change_from_epoch_to_epoch(tm
     source, indices = CachedSource(views, config), [0, 1, 2, 6, 7, 8, 30, 31, 36]
     chosen = []
     for epoch in (0, 1, 0):
-        features, labels = source.batch(epoch, indices)
+        features, labels, _ = source.batch(epoch, indices)
         assert features.dtype == torch.float32
         rows = [[np.array_equal(labels[row], view.get(i)[1]) for view in views] for row, i in enumerate(indices)]
         assert all(sum(row) == 1 for row in rows)

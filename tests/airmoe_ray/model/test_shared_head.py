@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from airmoe_ray.config import Config
 from airmoe_ray.errors import CheckpointError
-from airmoe_ray.model.checkpoint import ModelCard, cloud_tensors, expert_tensors, load_weights, save_checkpoint
 from airmoe_ray.model.moe import AirMoE
+from airmoe_ray.storage.checkpoint import ModelCard, cloud_tensors, expert_tensors, load_weights, save_checkpoint
 from airmoe_ray.training.constraints import check_constraints
 from airmoe_ray.training.losses import objective
 from airmoe_ray.training.trainer import Batch, Trainer

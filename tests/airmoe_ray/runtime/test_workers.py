@@ -11,13 +11,14 @@ import torch.multiprocessing as mp
 from airmoe_ray.config import Config
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.runtime.workers import OneWorker, ProcessGroup, Workers, shard
+from airmoe_ray.training.pixel_losses import Labelling
 from airmoe_ray.training.trainer import Batch, Trainer
 
 SETTINGS = {
     "experts": {"count": 4, "hidden": 16, "width": 16},
     "frl": {"dim": 8, "prototypes": 3},
     "routing": {"top_k": 2},
-    "train": {"loss_stride": 1, "lr": 1e-2, "grad_clip": 1.0, "epochs": 2},
+    "train": {"loss_stride": 1, "lr": 1e-2, "grad_clip": 1.0, "epochs": 2, "lambda_iou": 0.5},
 }
 STEPS = 20
 
@@ -42,7 +43,7 @@ def train(workers: Workers, sizes, shared_epochs=0):
             parameter.add_(workers.rank)  # not what the others have
     workers.follow_first(value for value in model.state_dict().values() if value.is_floating_point())
     weight = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
-    trainer = Trainer(model, config, total_steps=STEPS, class_weight_C=weight, workers=workers)
+    trainer = Trainer(model, config, total_steps=STEPS, labelling=Labelling(weight), workers=workers)
     losses = []
     for features, labels, step in batches(sizes):
         part = list(shard(range(len(features)), workers))

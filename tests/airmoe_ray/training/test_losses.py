@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import cross_entropy, interpolate
+from torch.nn import functional as F
 
 from airmoe_ray.config import FrlConfig
 from airmoe_ray.data.base import IGNORE
 from airmoe_ray.model.frl import FeatureRetrievalLibrary
 from airmoe_ray.model.statistics import js_divergence
-from airmoe_ray.training.losses import alignment, frl_regulariser, load_balance, objective, pixel_cross_entropy
+from airmoe_ray.training.losses import alignment, frl_regulariser, load_balance, objective
+from airmoe_ray.training.pixel_losses import PLAIN, Labelling, cross_entropy, sample_pixels
 from tests.airmoe_ray.training.support import SEEDS, Configs, Features, Model, random_labels, random_logits
 
 
@@ -23,12 +24,9 @@ from tests.airmoe_ray.training.support import SEEDS, Configs, Features, Model, r
 def test_cross_entropy_at_every_pixel_is_torchs_mean_without_the_void(seed: int, weighted: bool) -> None:
     labels, logits = random_labels(seed), random_logits(seed)
     weight = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64) if weighted else None
-    total, count = pixel_cross_entropy(logits, labels, stride=1, class_weight_C=weight)
-    full = interpolate(logits, size=labels.shape[1:], mode="bilinear", align_corners=False)
-    expected = cross_entropy(full, labels.long(), weight=weight, ignore_index=IGNORE)
-    torch.testing.assert_close(total / count, expected)
-    seen = labels != IGNORE
-    assert float(count) == pytest.approx(float(weight[labels[seen].long()].sum()) if weighted else int(seen.sum()))
+    loss = cross_entropy(sample_pixels(logits, labels, stride=1), Labelling(weight))
+    full = F.interpolate(logits, size=labels.shape[1:], mode="bilinear", align_corners=False)
+    torch.testing.assert_close(loss, F.cross_entropy(full, labels.long(), weight=weight, ignore_index=IGNORE))
 
 
 def test_cross_entropy_by_hand_on_a_grid_of_the_labels_own_size() -> None:
@@ -37,9 +35,8 @@ def test_cross_entropy_by_hand_on_a_grid_of_the_labels_own_size() -> None:
     weight = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
     log_p = (logits[0] - logits[0].exp().sum(dim=0).log()).numpy()
     by_hand = -(0.5 * log_p[0, 0, 0] + 4 * log_p[2, 0, 1] + log_p[1, 1, 1])
-    total, count = pixel_cross_entropy(logits, labels, stride=1, class_weight_C=weight)
-    assert float(total) == pytest.approx(by_hand)
-    assert float(count) == 5.5
+    loss = cross_entropy(sample_pixels(logits, labels, stride=1), Labelling(weight))
+    assert float(loss) == pytest.approx(by_hand / 5.5)
 
 
 def bilinear_at(values_Chw: np.ndarray, y: float, x: float) -> np.ndarray:
@@ -69,28 +66,18 @@ def test_cross_entropy_with_a_stride_looks_at_every_nth_row_and_column(
             logit_C = bilinear_at(logits[i].numpy(), *middle)
             expected_total += weight_C[truth] * (np.log(np.exp(logit_C).sum()) - logit_C[truth])
             expected_count += weight_C[truth]
-    weight = torch.tensor(weight_C, dtype=torch.float64) if weighted else None
-    total, count = pixel_cross_entropy(logits, labels, stride=stride, class_weight_C=weight)
-    assert float(count) == pytest.approx(expected_count, rel=1e-12)
-    assert float(total) == pytest.approx(expected_total, rel=1e-9)
+    labelling = Labelling(torch.tensor(weight_C, dtype=torch.float64)) if weighted else PLAIN
+    loss = cross_entropy(sample_pixels(logits, labels, stride=stride), labelling)
+    assert float(loss) == pytest.approx(expected_total / max(expected_count, 1), rel=1e-9)
 
 
 def test_with_an_even_stride_labels_between_the_taken_rows_and_columns_do_not_matter() -> None:
     labels, logits = random_labels(0, height=8, width=8), random_logits(0, grid=(4, 4))
     other = random_labels(1, height=8, width=8)
     other[:, 1::2, 1::2] = labels[:, 1::2, 1::2]
-    expected = cross_entropy(logits, labels[:, 1::2, 1::2].long(), ignore_index=IGNORE, reduction="sum")
+    expected = F.cross_entropy(logits, labels[:, 1::2, 1::2].long(), ignore_index=IGNORE)
     for truth in (labels, other):
-        total, _ = pixel_cross_entropy(logits, truth, stride=2)
-        torch.testing.assert_close(total, expected)
-
-
-def test_a_batch_of_void_has_zero_loss_and_gradient() -> None:
-    logits = random_logits(0).requires_grad_()
-    total, count = pixel_cross_entropy(logits, torch.full((2, 6, 8), IGNORE, dtype=torch.uint8), stride=1)
-    (gradient,) = torch.autograd.grad(total / count.clamp_min(1), logits)
-    assert total.item() == count.item() == 0
-    assert (gradient == 0).all()
+        torch.testing.assert_close(cross_entropy(sample_pixels(logits, truth, stride=2)), expected)
 
 
 @pytest.mark.parametrize("n", [1, 4, 10])
@@ -182,9 +169,9 @@ def test_the_objective_is_the_weighted_sum_of_its_terms_on_the_received_logits(
     model, labels = make_model(config), random_labels(0)
     output = model(make_features(2), range(2))
     terms = objective(output, labels, model.clients.frl, config=config)
-    y_ota = interpolate(output.logits_BChw, size=(6, 8), mode="bilinear", align_corners=False)
+    y_ota = F.interpolate(output.logits_BChw, size=(6, 8), mode="bilinear", align_corners=False)
     u = output.routing.prob_BN.mean(dim=0)
-    torch.testing.assert_close(terms.ce, cross_entropy(y_ota, labels.long(), ignore_index=IGNORE))
+    torch.testing.assert_close(terms.ce, F.cross_entropy(y_ota, labels.long(), ignore_index=IGNORE))
     torch.testing.assert_close(terms.lb, (u * u.log()).sum() + math.log(4))
     torch.testing.assert_close(terms.frl, model.clients.frl.prototypes_NMd.square().sum() + 2 * 4)
     torch.testing.assert_close(terms.align, output.delta_BK[output.routing.active_BK].mean())

@@ -10,12 +10,12 @@ from PIL import Image
 from airmoe_ray.data import open_dataset
 from airmoe_ray.features.backbone import load_backbone
 from airmoe_ray.features.cache_builder import cached_features
+from airmoe_ray.features.sources import OnlineSource
 from airmoe_ray.inference.evaluate import evaluate
 from airmoe_ray.inference.segmenter import Segmenter
 from airmoe_ray.inference.validate import validate
 from airmoe_ray.runtime.workers import OneWorker
 from airmoe_ray.training.run import train_run
-from airmoe_ray.training.sources import OnlineSource
 from tests.airmoe_ray.training.tiny_runs import airmoe, tiny_config
 
 

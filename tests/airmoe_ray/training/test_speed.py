@@ -10,10 +10,10 @@ from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
 from airmoe_ray.data import open_dataset
 from airmoe_ray.features.cache_builder import cached_views
+from airmoe_ray.features.sources import CachedSource
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.runtime.progress import Silent
 from airmoe_ray.training.batches import Schedule
-from airmoe_ray.training.sources import CachedSource
 from airmoe_ray.training.trainer import Batch, Trainer
 
 BATCH, K = 16, 5

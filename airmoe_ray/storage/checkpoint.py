@@ -27,7 +27,7 @@ from airmoe_ray.model.cloud_parts import CloudParts
 from airmoe_ray.model.local_clients import LocalClients
 from airmoe_ray.model.moe import AirMoE
 
-FORMAT = 1
+FORMAT = 2  # 1 had neither refiner nor `fine_dims`
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class ModelCard:
     dilations: list[int]
     backbone_name: str
     backbone_fingerprint: str
+    fine_dims: list[int] = field(default_factory=list)  # channels of the finer maps that the refiner sees
     airmoe_version: str = __version__
     torch_version: str = str(torch.__version__)
     format: int = FORMAT
@@ -62,10 +63,12 @@ class TrainerState:
 
 
 def cloud_tensors(cloud: CloudParts) -> dict[str, Tensor]:
-    """The cloud's trainable part: the query, and its own head where it has one."""
+    """The cloud's trainable parts: the query, and its own head and refiner where it has them."""
     tensors = {f"query.{name}": value for name, value in cloud.query.state_dict().items()}
-    if cloud.shared is not None:
-        tensors |= {f"shared.{name}": value for name, value in cloud.shared.state_dict().items()}
+    for part in ("shared", "refiner"):
+        module = getattr(cloud, part)
+        if module is not None:
+            tensors |= {f"{part}.{name}": value for name, value in module.state_dict().items()}
     return tensors
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from airmoe_ray.errors import CheckpointError
-from airmoe_ray.model import checkpoint
-from airmoe_ray.model.checkpoint import (
+from airmoe_ray.storage import checkpoint
+from airmoe_ray.storage.checkpoint import (
     ModelCard,
     expert_file,
     load_checkpoint,
@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_litter(tmp_path, make_mode
 SAVE_FOREVER = """
 import sys, torch
 from pathlib import Path
-from airmoe_ray.model.checkpoint import ModelCard, save_checkpoint
+from airmoe_ray.storage.checkpoint import ModelCard, save_checkpoint
 from airmoe_ray.config import Config
 from airmoe_ray.model.moe import AirMoE
 config = Config.model_validate({"experts": {"count": 3, "hidden": 16, "width": 16}, "routing": {"top_k": 2}})

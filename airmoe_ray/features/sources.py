@@ -7,7 +7,7 @@ resume. Suffixes: B inputs, D features, h w grid, H W image.
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from airmoe_ray.config import Config
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
 from airmoe_ray.data.transforms import augment, fit, pad_to_multiple
 from airmoe_ray.errors import DataError
-from airmoe_ray.features.backbone import Backbone
+from airmoe_ray.features.backbone import Backbone, FeatureMaps
 from airmoe_ray.features.cache_reader import FeatureCache
 from airmoe_ray.features.preprocess import to_tensor
 from airmoe_ray.runtime.rng import generator, training_id
@@ -36,6 +36,14 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
+class Samples(NamedTuple):
+    """Views of some samples, stacked."""
+
+    features_BDhw: Tensor
+    labels_BHW: Tensor
+    fine: tuple[Tensor, ...] = ()  # finer maps, where a refiner wants them
+
+
 class Source(Protocol):
     """Training samples by index."""
 
@@ -46,8 +54,8 @@ class Source(Protocol):
         """Features (D, h, w) and padded label (H, W) of a sample as it is."""
         ...
 
-    def batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Features (B, D, h, w) and labels (B, H, W) of a view of each sample."""
+    def batch(self, epoch: int, indices: Sequence[int]) -> Samples:
+        """A view of each sample."""
         ...
 
 
@@ -63,7 +71,7 @@ class CachedSource:
         """The first view."""
         return self.views[0].get(index)
 
-    def batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def batch(self, epoch: int, indices: Sequence[int]) -> Samples:
         """Stacked rows of the caches.
 
         By numpy alone, because `ahead` calls this in a thread of its own: torch would start a second team of OpenMP
@@ -71,9 +79,14 @@ class CachedSource:
         training then takes half as long again.
         """
         view_of = self._views_of(epoch)
-        rows = [self.views[view_of[i]].get(i) for i in indices]
-        features = np.stack([features for features, _ in rows], dtype=np.float32)
-        return torch.from_numpy(features), torch.from_numpy(np.stack([label for _, label in rows]))
+        views = [self.views[view_of[i]] for i in indices]
+        features, labels = zip(*(view.get(i) for view, i in zip(views, indices, strict=True)), strict=True)
+        fine = zip(*(view.get_fine(i) for view, i in zip(views, indices, strict=True)), strict=True)
+        return Samples(
+            torch.from_numpy(np.stack(features, dtype=np.float32)),
+            torch.from_numpy(np.stack(labels)),
+            tuple(torch.from_numpy(np.stack(maps, dtype=np.float32)) for maps in fine),
+        )
 
     def _views_of(self, epoch: int) -> NDArray[np.int64]:
         if self._drawn[0] != epoch:  # once per epoch: a draw is for the whole dataset
@@ -94,9 +107,9 @@ class OnlineSource:
     def plain(self, index: int) -> tuple[NDArray[np.floating], UInt8Array]:
         """One image through the backbone, not augmented."""
         image, label = self._load(index)
-        return self._features([image])[0].cpu().numpy(), label
+        return self._maps([image]).features_BDhw[0].cpu().numpy(), label
 
-    def batch(self, epoch: int, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def batch(self, epoch: int, indices: Sequence[int]) -> Samples:
         """Augmented images through the backbone."""
         pairs = [self._load(i, rng=generator(self.config.seed, "augment", training_id(epoch, i))) for i in indices]
         sizes = {label.shape for _, label in pairs}
@@ -104,7 +117,8 @@ class OnlineSource:
             raise DataError(
                 f"images of sizes {sorted(sizes)} in one batch; set train.cache=true, which groups them by size"
             )
-        return self._features([image for image, _ in pairs]), torch.from_numpy(np.stack([label for _, label in pairs]))
+        maps = self._maps([image for image, _ in pairs])
+        return Samples(maps.features_BDhw, torch.from_numpy(np.stack([label for _, label in pairs])), maps.fine)
 
     def _load(self, index: int, rng: np.random.Generator | None = None) -> tuple[UInt8Array, UInt8Array]:
         sample, size = self.dataset[index], self.config.data.image_size
@@ -114,9 +128,9 @@ class OnlineSource:
         multiple = self.backbone.pad_multiple
         return pad_to_multiple(image, multiple)[0], pad_to_multiple(label, multiple)[0]
 
-    def _features(self, images: Sequence[UInt8Array]) -> Tensor:
-        features_BDhw: Tensor = self.backbone(to_tensor(images).to(self.backbone.mean.device))
-        return features_BDhw
+    def _maps(self, images: Sequence[UInt8Array]) -> FeatureMaps:
+        fine = bool(self.backbone.fine_maps(self.config.experts.refiner))
+        return self.backbone.maps(to_tensor(images).to(self.backbone.mean.device), fine=fine)
 
 
 def loop_seconds(online: OnlineSource, like: Source) -> float:

@@ -1,0 +1,1 @@
+"""Models on disk: the checkpoint folder and what its card says."""
