@@ -41,6 +41,9 @@ class ModelCard:
     backbone_name: str
     backbone_fingerprint: str
     fine_dims: list[int] = field(default_factory=list)  # channels of the finer maps that the refiner sees
+    name: str = ""  # of a model that is known by one
+    terms: str = ""  # on which the weights may be used, in a sentence; nothing where they carry none
+    clients: list[str] = field(default_factory=list)  # what each client knows, in a few words; empty: nobody said
     airmoe_version: str = __version__
     torch_version: str = str(torch.__version__)
     format: int = FORMAT
