@@ -26,13 +26,42 @@ class Block(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
 
 
+DatasetName = Literal["scenes", "camvid", "cityscapes", "apolloscape", "carla_adv", "labelme", "folder"]
+Meaning = str | list[str]  # of a class: another one, several of which it may be any, or void
+
+
+class PartConfig(Block):
+    """One dataset of a mix."""
+
+    name: DatasetName
+    """Dataset."""
+    root: str | None = None
+    """Its folder; a relative one is below `data.root`, where that is given."""
+    title: Annotated[str, Field(min_length=1)] | None = None
+    """What the part is called; unset: the dataset's name."""
+    share: Share = 1.0
+    """Share of its training images that an epoch visits, drawn anew each time."""
+    map: dict[str, Meaning] = {}
+    """What its classes mean in the common table, where names and usual synonyms do not say:
+    {lawn: vegetation, pond: void, lane: [road, lane_mark]}."""
+    words: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")] = "{}"
+    """What a domain of it is called in a sentence, {} being the domain's name: "{} streets"."""
+
+
 class DataConfig(Block):
     """Which images, in which form."""
 
-    name: Literal["scenes", "camvid", "cityscapes", "apolloscape", "carla_adv", "folder"] = "scenes"
-    """Dataset; `scenes` is procedural and needs no files."""
+    name: DatasetName | Literal["mix"] = "scenes"
+    """Dataset; `scenes` is procedural and needs no files, `mix` joins the datasets of `parts`."""
     root: str | None = None
     """Folder of the dataset (all but `scenes`)."""
+    parts: list[PartConfig] = []
+    """`mix` only: its datasets."""
+    classes: list[Annotated[str, Field(min_length=1)]] = []
+    """`mix` only: the common classes; empty: road, lane_mark, sidewalk, building, vegetation, sky, vehicle, person,
+    bicyclist, pole, sign, fence."""
+    map: dict[str, Meaning] = {}
+    """What the dataset's classes mean to a model that knows others, for `eval`; as in a part of a mix."""
     image_size: Annotated[int, Field(ge=32, le=8192)] = 256
     """Long side an image is fitted to before the backbone, aspect kept [pixels]."""
     val_fraction: Fraction = 0.0

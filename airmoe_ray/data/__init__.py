@@ -1,15 +1,18 @@
-"""Datasets by name: procedural scenes and readers of the public layouts."""
+"""Datasets by name: procedural scenes, readers of the public layouts, and mixes of several."""
 
 from pathlib import Path
 
-from airmoe_ray.config import DataConfig
+from airmoe_ray.config import DataConfig, PartConfig
 from airmoe_ray.data.apolloscape import ApolloScape
 from airmoe_ray.data.base import IGNORE, ClassTable, Sample, SegmentationDataset
 from airmoe_ray.data.camvid import CamVid
 from airmoe_ray.data.carla_adv import CarlaAdv
 from airmoe_ray.data.cityscapes import Cityscapes
+from airmoe_ray.data.class_map import STREET, map_classes
 from airmoe_ray.data.files import check_split
-from airmoe_ray.data.folder import Folder
+from airmoe_ray.data.folder import Folder, made_up_colour
+from airmoe_ray.data.labelme import LabelMe
+from airmoe_ray.data.mix import Mix, Part, adopt, check_mix
 from airmoe_ray.data.scenes import Scenes
 from airmoe_ray.errors import DataError, MissingFolderError
 
@@ -21,15 +24,18 @@ _READERS = {
     "cityscapes": Cityscapes,
     "apolloscape": ApolloScape,
     "carla_adv": CarlaAdv,
+    "labelme": LabelMe,
     "folder": Folder,
 }
 
-__all__ = ["IGNORE", "SCENE_START", "ClassTable", "Sample", "SegmentationDataset", "held_out", "open_dataset"]
+__all__ = ["IGNORE", "SCENE_START", "ClassTable", "Sample", "SegmentationDataset", "adopt", "held_out", "open_dataset"]
 
 
 def open_dataset(config: DataConfig, split: str) -> SegmentationDataset:
     """The dataset that `config` names; checks its folders, decodes nothing yet."""
     check_split(split, config.val_fraction)
+    if config.name == "mix":
+        return _open_mix(config, split)
     if config.name == "scenes":
         if split == "all":
             raise DataError("data.name: scenes has the splits train, val and test; 'all' would be endless")
@@ -42,6 +48,40 @@ def open_dataset(config: DataConfig, split: str) -> SegmentationDataset:
     if not root.is_dir():
         raise DataError(f"data.root: {root} is not a folder; give the folder that holds the {config.name} dataset")
     return _READERS[config.name](root, split, val_fraction=config.val_fraction)
+
+
+def _open_mix(config: DataConfig, split: str) -> Mix:
+    """The parts' own splits; as `val`, those parts that hold images out."""
+    if not config.parts:
+        raise DataError("data.name: mix needs its datasets; list them in data.parts, such as [{name: scenes}]")
+    names = tuple(config.classes) or STREET.names
+    colours = dict(zip(STREET.names, STREET.palette, strict=True))
+    common = ClassTable(names, tuple(colours.get(name, made_up_colour(i)) for i, name in enumerate(names)))
+    parts: list[Part] = []
+    kept: list[int] = []
+    for p, part in enumerate(config.parts):
+        title, settings = part.title or part.name, _settings_of(part, config)
+        try:
+            dataset = open_dataset(settings, "train" if split == "val" else split)
+            if split == "val" and (held := held_out(settings, dataset)) is not None:
+                dataset, kept = held, [*kept, p]
+        except DataError as error:
+            raise type(error)(f"data.parts, {title}: {error}") from error
+        meaning = map_classes(dataset.classes, common, given=part.map, source=f"data.parts, {title}")
+        parts.append(Part(title, dataset, meaning, share=part.share, words=part.words))
+    check_mix(parts, common)
+    whole = Mix(parts, common)
+    if split == "val" and not kept:
+        raise MissingFolderError("data.parts: no part holds images out; data.val_fraction holds some out of each")
+    return whole.restricted(kept) if split == "val" else whole
+
+
+def _settings_of(part: PartConfig, config: DataConfig) -> DataConfig:
+    """Of a part as a dataset by itself."""
+    root = part.root
+    if root is not None and config.root is not None:
+        root = str(Path(config.root).expanduser() / Path(root).expanduser())
+    return config.model_copy(update={"name": part.name, "root": root, "parts": [], "classes": []})
 
 
 def held_out(config: DataConfig, train: SegmentationDataset) -> SegmentationDataset | None:

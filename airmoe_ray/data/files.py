@@ -67,7 +67,7 @@ class PairDataset:
     def __getitem__(self, index: int) -> Sample:
         pair = self._pairs[index]
         image = read_rgb(pair.image)
-        label = map_ids(read_ids(pair.label, channel=self._channel), self._table, path=pair.label)
+        label = self.read_label(pair.label)
         if image.shape[:2] != label.shape:
             (h, w), (label_h, label_w) = image.shape[:2], label.shape
             raise DataError(
@@ -75,6 +75,10 @@ class PairDataset:
                 " both must have the same size, so label this very image"
             )
         return Sample(image=image, label=label, domain=self._domain_of[index], name=pair.name)
+
+    def read_label(self, path: Path) -> UInt8Array:
+        """Class ids of a label file."""
+        return map_ids(read_ids(path, channel=self._channel), self._table, path=path)
 
     def domain_of(self, index: int) -> int:
         return self._domain_of[index]
@@ -186,7 +190,7 @@ def map_ids(ids: UInt8Array, table: NDArray[np.int16], *, path: Path) -> UInt8Ar
 
 def read_rgb(path: Path) -> UInt8Array:
     """(H, W, 3) pixels."""
-    image = _decode(path, "an image")
+    image = decode(path, "an image")
     if image.mode.startswith(("I", "F")):  # converting would clip at 255 and so look almost right
         raise DataError(f"{path}: image of mode {image.mode}, expected 8 bits per channel; convert it first")
     return np.array(image.convert("RGB"))
@@ -194,7 +198,7 @@ def read_rgb(path: Path) -> UInt8Array:
 
 def read_ids(path: Path, *, channel: Channel = "index") -> UInt8Array:
     """(H, W) ids as stored in the label file."""
-    image = _decode(path, "a label")
+    image = decode(path, "a label")
     modes = ("L", "P") if channel == "index" else ("L", "P", "RGB", "RGBA")
     if image.mode not in modes:
         raise DataError(
@@ -205,7 +209,7 @@ def read_ids(path: Path, *, channel: Channel = "index") -> UInt8Array:
     return pixels if pixels.ndim == 2 else pixels[..., 0]
 
 
-def _decode(path: Path, what: str) -> Image.Image:
+def decode(path: Path, what: str) -> Image.Image:
     """The decoded picture, upright: a camera's EXIF orientation is applied."""
     try:
         with Image.open(path) as file:

@@ -25,7 +25,7 @@ class Folder(PairDataset):
 
     def __init__(self, root: Path, split: str, *, val_fraction: float = 0.0, classes_file: Path | None = None) -> None:
         check_split(split, val_fraction)
-        classes = read_classes(classes_file or _find_classes(root))
+        classes = read_classes(classes_file or find_classes(root))
         if (root / "images").is_dir():
             pairs = hold_out(pair_folders(root / "images", root / "labels"), split=split, val_fraction=val_fraction)
         elif split == "all":
@@ -66,7 +66,8 @@ def made_up_colour(index: int) -> tuple[int, int, int]:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def _find_classes(root: Path) -> Path:
+def find_classes(root: Path) -> Path:
+    """The file of a folder that names its classes."""
     for name in _CLASS_FILES:
         if (root / name).is_file():
             return root / name

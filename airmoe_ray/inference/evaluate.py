@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
+from airmoe_ray.data.mix import Mix, meaning_of
 from airmoe_ray.inference.masks import Prepared, mask_of
 from airmoe_ray.inference.scores import ConfusionMatrix, RoutingStats
 from airmoe_ray.inference.segmenter import Segmenter
@@ -20,15 +21,64 @@ from airmoe_ray.runtime.workers import Workers
 BATCH = 8
 
 
+class PartScores:
+    """Pixels of each part of a dataset by its own classes; a dataset that is no mix is its only part."""
+
+    def __init__(self, dataset: SegmentationDataset) -> None:
+        self.dataset = dataset
+        parts = dataset.parts if isinstance(dataset, Mix) else ()
+        self.names = [part.name for part in parts] or [""]
+        self.classes = [part.meaning.classes.names for part in parts] or [dataset.classes.names]
+        self.matrices = [ConfusionMatrix(len(names)) for names in self.classes]
+
+    def add(self, index: int, mask: NDArray[np.integer], label: UInt8Array) -> None:
+        """Count a sample; the mask is of its part's classes, the label of the dataset's."""
+        part = self.dataset.part_of(index) if isinstance(self.dataset, Mix) else 0
+        self.matrices[part].add(self.truth(index, label), mask)
+
+    def truth(self, index: int, label: UInt8Array) -> UInt8Array:
+        """A sample's label in its part's classes."""
+        return self.dataset.rows(label, self.dataset.part_of(index)) if isinstance(self.dataset, Mix) else label
+
+    def add_others(self, workers: Workers) -> None:
+        """What every worker counted, on every worker."""
+        for matrix in self.matrices:
+            matrix.add_others(workers)
+
+    def scores(self) -> dict[str, float]:
+        """mIoU, mF1, mPre, mRec in 0-100, the mean over parts: each counts the same, however many images it has."""
+        parts = [matrix.scores() for matrix in self.matrices if matrix.counts.any()] or [self.matrices[0].scores()]
+        return {name: float(np.mean([scores[name] for scores in parts])) for name in parts[0]}
+
+    def per_class(self) -> dict[str, dict[str, float | None]]:
+        """Scores of every class; those of a mix are named after their part as well."""
+        rows: dict[str, dict[str, float | None]] = {}
+        for part, names, matrix in zip(self.names, self.classes, self.matrices, strict=True):
+            prefix = f"{part}/" if len(self.names) > 1 else ""
+            scores = matrix.per_class()
+            rows |= {f"{prefix}{name}": {key: row[c] for key, row in scores.items()} for c, name in enumerate(names)}
+        return rows
+
+    def per_part(self) -> dict[str, dict[str, float]]:
+        """Scores of the parts of a mix; empty where there is but one."""
+        if len(self.names) == 1:
+            return {}
+        return {name: matrix.scores() for name, matrix in zip(self.names, self.matrices, strict=True)}
+
+
 class Scoreboard:
     """Collects batches of outputs, masks and truths."""
 
     def __init__(self, dataset: SegmentationDataset, *, clients: int) -> None:
         self.dataset = dataset
-        classes = len(dataset.classes.names)
-        self.total = ConfusionMatrix(classes)
-        self.by_domain = [ConfusionMatrix(classes) for _ in dataset.domains]
+        self.total = PartScores(dataset)
+        self.by_domain = [ConfusionMatrix(self._classes_of(domain)) for domain in range(len(dataset.domains))]
         self.stats = RoutingStats(clients, len(dataset.domains))
+
+    def _classes_of(self, domain: int) -> int:
+        """How many classes the labels of a domain tell apart."""
+        part = self.dataset.part_of_domain(domain) if isinstance(self.dataset, Mix) else 0
+        return len(self.total.classes[part])
 
     def add(
         self,
@@ -40,24 +90,25 @@ class Scoreboard:
         """Count one batch of the samples `indices`."""
         domain_B = np.array([self.dataset.domain_of(i) for i in indices])
         self.stats.add(output, domain_B)
-        for domain, mask, label in zip(domain_B, masks, labels, strict=True):
-            self.total.add(label, mask)
-            self.by_domain[domain].add(label, mask)
+        for index, domain, mask, label in zip(indices, domain_B, masks, labels, strict=True):
+            self.total.add(index, mask, label)
+            self.by_domain[domain].add(self.total.truth(index, label), mask)
 
     def add_others(self, workers: Workers) -> None:
         """What every worker counted, on every worker."""
-        for matrix in (self.total, *self.by_domain):
+        self.total.add_others(workers)
+        for matrix in self.by_domain:
             matrix.add_others(workers)
         self.stats.add_others(workers)
 
     def result(self) -> dict[str, Any]:
         """What `airmoe eval --json` prints."""
-        per_class = self.total.per_class()
-        names = self.dataset.classes.names
         domains = zip(self.dataset.domains, self.by_domain, strict=True)
+        per_part = self.total.per_part()
         return {
             **self.total.scores(),
-            "per_class": {name: {key: rows[c] for key, rows in per_class.items()} for c, name in enumerate(names)},
+            "per_class": self.total.per_class(),
+            **({"per_part": per_part} if per_part else {}),
             "per_domain": {name: matrix.scores() for name, matrix in domains if matrix.counts.any()},
             "routing": self.stats.summary(),
             "images": self.stats.inputs,
@@ -70,7 +121,10 @@ def evaluate(segmenter: Segmenter, dataset: SegmentationDataset, *, progress: Pr
     ledgers: list[Ledger] = []
     for indices, images, labels in _batches(segmenter, dataset):
         output = segmenter.run(images, [evaluation_id(i) for i in indices])
-        masks = [mask_of(logits, image) for logits, image in zip(output.logits_BChw, images, strict=True)]
+        masks = [
+            mask_of(logits, image, meaning_of(dataset, index))
+            for logits, image, index in zip(output.logits_BChw, images, indices, strict=True)
+        ]
         board.add(output, indices, masks, labels)
         if progress:
             progress(indices[-1] + 1, len(dataset))

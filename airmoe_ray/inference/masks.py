@@ -14,6 +14,7 @@ from torch import Tensor
 
 from airmoe_ray.config import Config
 from airmoe_ray.data.base import UInt8Array
+from airmoe_ray.data.class_map import ClassMap
 from airmoe_ray.features.preprocess import prepare
 
 Float32Array = NDArray[np.float32]
@@ -38,11 +39,14 @@ def prepare_image(image: UInt8Array, config: Config, pad_multiple: int) -> Prepa
     return Prepared(padded, valid, (image.shape[0], image.shape[1]))
 
 
-def mask_of(logits_Chw: Tensor, image: Prepared) -> UInt8Array:
-    """Class ids at the image's own size: up to the padded size, crop, up or down to the original, argmax."""
+def mask_of(logits_Chw: Tensor, image: Prepared, meaning: ClassMap | None = None) -> UInt8Array:
+    """Class ids at the image's own size: up to the padded size, crop, up or down to the original, argmax.
+
+    With a `meaning`, ids of its classes: each has the summed probability of those that it stands for.
+    """
     mask = np.empty(image.original, dtype=np.uint8)
     for place, logits_Cyx in _tiles(logits_Chw, image):
-        mask[place] = best_class(logits_Cyx)[0]
+        mask[place] = best_class(logits_Cyx if meaning is None else meaning.merge(logits_Cyx))[0]
     return mask
 
 

@@ -16,6 +16,8 @@ def colour_mask(mask: UInt8Array, classes: ClassTable) -> UInt8Array:
     """Class ids as colours; void is black."""
     table = np.zeros((256, 3), dtype=np.uint8)
     table[: len(classes.palette)] = classes.palette
+    for label, union in enumerate(classes.unions, start=len(classes.palette)):
+        table[label] = classes.palette[union[0]]
     table[IGNORE] = 0
     return table[mask]
 

@@ -15,11 +15,12 @@ from torch.nn.functional import interpolate
 
 from airmoe_ray.config import ChannelConfig
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
+from airmoe_ray.data.class_map import ClassMap
+from airmoe_ray.data.mix import meaning_of
 from airmoe_ray.features.backbone import FeatureMaps
 from airmoe_ray.features.cache_reader import FeatureCache
-from airmoe_ray.inference.evaluate import BATCH, Scoreboard
+from airmoe_ray.inference.evaluate import BATCH, PartScores, Scoreboard
 from airmoe_ray.inference.masks import best_class
-from airmoe_ray.inference.scores import ConfusionMatrix
 from airmoe_ray.model.experts import ExpertOutput
 from airmoe_ray.model.local_clients import LocalClients, LocalRound
 from airmoe_ray.model.moe import AirMoE, collaborate
@@ -71,15 +72,17 @@ def validate(
     """
     config, workers = model.config, workers or OneWorker()
     board = Scoreboard(dataset, clients=config.experts.count)
-    ideal = ConfusionMatrix(len(dataset.classes.names))
+    ideal = PartScores(dataset)
     channels = (config.channel, config.channel.model_copy(update={"kind": "ideal"}))
     model.eval()
     for indices, maps, labels in _batches(view, workers, model.query.linear.weight.device):
         ask = partial(_through, channels, model, maps, [evaluation_id(i) for i in indices])
         noisy, exact = ask_clients(ask) if ask_clients else ask(OnceEach(model.clients))
-        board.add(noisy, indices, _masks(noisy.logits_BChw, labels), labels)
-        for label, mask in zip(labels, _masks(exact.logits_BChw, labels), strict=True):
-            ideal.add(label, mask)
+        meanings = [meaning_of(dataset, index) for index in indices]
+        board.add(noisy, indices, _masks(noisy.logits_BChw, labels, meanings), labels)
+        exact_masks = _masks(exact.logits_BChw, labels, meanings)
+        for index, mask, label in zip(indices, exact_masks, labels, strict=True):
+            ideal.add(index, mask, label)
     board.add_others(workers)
     ideal.add_others(workers)
     return board.result() | {"miou_ideal": ideal.scores()["miou"]}
@@ -121,11 +124,14 @@ def _batches(
             yield own, FeatureMaps(maps[0], tuple(maps[1:])), [label for (_, label), _ in rows[: len(own)]]
 
 
-def _masks(logits_BChw: Tensor, labels: Sequence[UInt8Array]) -> list[NDArray[np.integer]]:
-    """Class ids at the labels' size."""
+def _masks(
+    logits_BChw: Tensor, labels: Sequence[UInt8Array], meanings: Sequence[ClassMap | None]
+) -> list[NDArray[np.integer]]:
+    """Class ids at the labels' size, of the classes that each image's labels tell apart."""
     if not labels:
         return []
     logits_BCHW = interpolate(logits_BChw, size=labels[0].shape, mode="bilinear", align_corners=False)
-    if logits_BCHW.is_cuda:
+    if logits_BCHW.is_cuda and not any(meanings):
         return list(logits_BCHW.argmax(dim=1).cpu().numpy())
-    return [best_class(logits_CHW)[0] for logits_CHW in logits_BCHW.numpy()]
+    pairs = zip(logits_BCHW.cpu().numpy(), meanings, strict=True)
+    return [best_class(logits if meaning is None else meaning.merge(logits))[0] for logits, meaning in pairs]

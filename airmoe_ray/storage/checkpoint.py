@@ -22,6 +22,7 @@ from torch import Tensor
 from airmoe_ray import __version__
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import parse_config, read_yaml, to_yaml
+from airmoe_ray.data.base import ClassTable
 from airmoe_ray.errors import CheckpointError
 from airmoe_ray.model.cloud_parts import CloudParts
 from airmoe_ray.model.local_clients import LocalClients
@@ -47,6 +48,11 @@ class ModelCard:
     airmoe_version: str = __version__
     torch_version: str = str(torch.__version__)
     format: int = FORMAT
+
+    @property
+    def table(self) -> ClassTable:
+        """The classes with their colours."""
+        return ClassTable(tuple(self.classes), tuple((red, green, blue) for red, green, blue in self.palette))
 
     @property
     def dilation_rates(self) -> tuple[int, int, int]:

@@ -1,9 +1,10 @@
 """The order in which a run takes its steps, and what each class of its images weighs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from airmoe_ray.config import Config
 from airmoe_ray.data.base import IGNORE, ClassTable
@@ -17,8 +18,19 @@ from airmoe_ray.training.trainer import Batch
 class Schedule:
     """Which samples make up each batch of each epoch: a function of (seed, epoch) alone."""
 
-    def __init__(self, source: Source, config: Config, workers: Workers | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        config: Config,
+        workers: Workers | None = None,
+        *,
+        parts_S: NDArray[np.int64] | None = None,
+        shares: Sequence[float] = (1.0,),
+    ) -> None:
+        """`parts_S` is the part of a mix that each sample belongs to, `shares` how much of each an epoch visits."""
         self.source, self.config, self.workers = source, config, workers or OneWorker()
+        self.parts_S = np.zeros(len(source.shape_of), dtype=np.int64) if parts_S is None else parts_S
+        self.shares = shares
 
     def steps_per_epoch(self) -> int:
         """Batches per epoch; the last one of each image shape may be smaller."""
@@ -42,9 +54,17 @@ class Schedule:
         order = rng.permutation(len(self.source.shape_of))
         batches: list[list[int]] = []
         for shape in range(len(self.source.grids)):
-            members = order[self.source.shape_of[order] == shape].tolist()
+            members = self._visited(order[self.source.shape_of[order] == shape]).tolist()
             batches += [members[start : start + size] for start in range(0, len(members), size)]
         return [batches[i] for i in rng.permutation(len(batches))]
+
+    def _visited(self, members: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of the samples of one shape, in random order, those that are visited: as many of each part in every epoch."""
+        kept = np.ones(len(members), dtype=bool)
+        for part, share in enumerate(self.shares):
+            own = np.flatnonzero(self.parts_S[members] == part)
+            kept[own[max(round(share * len(own)), 1) :]] = False
+        return members[kept]
 
 
 def labelling_of(source: Source, classes: ClassTable, balance: float) -> Labelling:

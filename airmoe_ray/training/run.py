@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.data import SegmentationDataset
 from airmoe_ray.data.base import ClassTable
+from airmoe_ray.data.mix import Mix
 from airmoe_ray.errors import UserError
 from airmoe_ray.features.backbone import Backbone, load_backbone
 from airmoe_ray.features.cache_builder import cache_bytes, cached_features, cached_views
@@ -168,7 +170,7 @@ def open_run(
         validation = _open_validation(data, backbone, config, report)
     dilations = dilations_for(config.experts, max(max(grid) for grid in source.grids))
     card = model_card(data.train.classes, backbone, dilations, refiner=config.experts.refiner)
-    schedule = Schedule(source, config, workers)
+    schedule = Schedule(source, config, workers, **_mixture(data.train))
     trainer = _make_trainer(config, card, data.train.classes, schedule, device=device, federation=federation)
     run = Run(config, folder, card, trainer, schedule, validation, device)
     if resume:
@@ -180,6 +182,14 @@ def open_run(
         if config.train.cache:
             run.loop_s = loop_seconds(OnlineSource(data.train, backbone, config), source)
     return run
+
+
+def _mixture(dataset: SegmentationDataset) -> dict[str, Any]:
+    """How a schedule visits the parts of a mix; nothing where the dataset is none."""
+    if not isinstance(dataset, Mix):
+        return {}
+    parts_S = np.array([dataset.part_of(i) for i in range(len(dataset))])
+    return {"parts_S": parts_S, "shares": [part.share for part in dataset.parts]}
 
 
 def _open_validation(data: Data, backbone: Backbone, config: Config, report: Reporter) -> Validation | None:

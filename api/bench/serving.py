@@ -82,7 +82,7 @@ def untrained_run(run: Path, config: Config, classes: ClassTable = CLASSES) -> P
 
 def _throughput(run: Path, port: int, image: bytes, *, target: float, rounds: int, seconds: float) -> Figure:
     segmenter = Segmenter.load(run / "checkpoint")
-    classes = ClassTable(tuple(segmenter.card.classes), tuple((r, g, b) for r, g, b in segmenter.card.palette))
+    classes = segmenter.card.table
 
     def local(batch: int) -> int:
         prepared = [segmenter.prepare(decode(image, max_pixels=1 << 26).rgb) for _ in range(batch)]
@@ -105,7 +105,7 @@ def _throughput(run: Path, port: int, image: bytes, *, target: float, rounds: in
 
 def _latency(run: Path, port: int, image: bytes, rounds: int, seconds: float) -> Figure:
     segmenter = Segmenter.load(run / "checkpoint")
-    classes = ClassTable(tuple(segmenter.card.classes), tuple((r, g, b) for r, g, b in segmenter.card.palette))
+    classes = segmenter.card.table
 
     def local() -> None:
         prepared = segmenter.prepare(decode(image, max_pixels=1 << 26).rgb)

@@ -7,7 +7,6 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from airmoe_ray.errors import CheckpointError
 from api.cli.common import (
     Checkpoint,
     CheckpointOption,
@@ -36,7 +35,7 @@ def eval_(
     """
     # imported late: torch and timm take seconds, and other verbs need neither
     from airmoe_ray.config_file import load_config, parse_config
-    from airmoe_ray.data import open_dataset
+    from airmoe_ray.data import adopt, open_dataset
     from airmoe_ray.inference.evaluate import evaluate
     from airmoe_ray.inference.example_sheet import example_sheet
     from airmoe_ray.inference.segmenter import Segmenter
@@ -50,10 +49,7 @@ def eval_(
     check_budget(settings)
     dataset = open_dataset(settings.data, split)
     if list(dataset.classes.names) != card.classes:
-        raise CheckpointError(
-            f"{run}: was trained on the classes {', '.join(card.classes[:3])}, …; "
-            f"{settings.data.name} has {', '.join(dataset.classes.names[:3])}, …; evaluate on the same classes"
-        )
+        dataset = adopt(dataset, card.table, given=settings.data.map, source=settings.data.name)
     with reporting() as report:
         report.stage(f"evaluating {len(dataset)} images of {settings.data.name}")
         segmenter = Segmenter.load(folder, settings)

@@ -15,7 +15,7 @@ from actors.serving.orchestrator import Orchestrator
 from actors.serving.results import ImageResult
 from actors.serving.supervisor import Supervisor
 from actors.serving.system import System
-from airmoe_ray.data.base import ClassTable, UInt8Array
+from airmoe_ray.data.base import UInt8Array
 from airmoe_ray.inference.masks import Prepared, prepare_image
 from api.http.codec.decode import decode
 from api.http.errors import ApiError
@@ -33,7 +33,7 @@ class Service:
 
     def __init__(self, system: System, supervisor: Supervisor, *, threads: int = 2) -> None:
         self.system, self.supervisor, self.config = system, supervisor, system.config
-        self.classes = ClassTable(tuple(system.card.classes), tuple((r, g, b) for r, g, b in system.card.palette))
+        self.classes = system.card.table
         self.metrics = Metrics(self.config)
         self.orchestrator = Orchestrator(system, supervisor, on_batch=self.metrics.observe_batch)
         self.readiness = Readiness(self.orchestrator)

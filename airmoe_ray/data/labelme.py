@@ -1,0 +1,101 @@
+"""LabelMeFacade: street photographs of many places from LabelMe (Froehlich, Rodner and Denzler 2010)."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from airmoe_ray.data.base import IGNORE, ClassTable, UInt8Array
+from airmoe_ray.data.files import Pair, PairDataset, check_split, class_ids, decode, hold_out, list_images, pair_folders
+from airmoe_ray.data.folder import find_classes, read_classes
+from airmoe_ray.errors import DataError
+
+CLASSES = ClassTable(
+    names=("sky", "building", "road", "sidewalk", "vegetation", "car"),
+    palette=((0, 128, 128), (128, 0, 0), (128, 64, 0), (128, 128, 128), (0, 128, 0), (128, 0, 128)),
+)
+# the nine colours of its label files; windows and doors are parts of buildings
+_COLOURS = {
+    (0, 0, 0): IGNORE,
+    (128, 0, 0): 1,
+    (128, 0, 128): 5,
+    (128, 128, 0): 1,
+    (128, 128, 128): 3,
+    (128, 64, 0): 2,
+    (0, 128, 128): 0,
+    (0, 128, 0): 4,
+    (0, 0, 128): 1,
+}
+_NO_PLACE = re.compile(
+    r"\d+\w*|static|outdoors?|street|city|village|cars?|set\d*|usa|spain|submitted.*|(\d*(jan|feb|mar|apr|may|jun|jul|aug|"
+    r"sep|oct|nov|dec)\w*)"
+)
+ELSEWHERE = "elsewhere"
+
+
+class LabelMe(PairDataset):
+    """`images/*.jpg`, `labels/*.png` in nine colours, `train.txt`, `test.txt`; or sorted by place, like `folder`.
+
+    The second layout, `images/PLACE/`, `labels/PLACE/` with class ids and `classes.json`, has no splits of its own:
+    `val_fraction` holds out the end of each place. A domain is a place.
+    """
+
+    def __init__(self, root: Path, split: str, *, val_fraction: float = 0.0) -> None:
+        check_split(split, val_fraction)
+        self._coloured = not (root / "classes.json").is_file()
+        if self._coloured:
+            classes, pairs = CLASSES, _listed(root, split)
+        else:
+            classes = read_classes(find_classes(root))
+            pairs = hold_out(pair_folders(root / "images", root / "labels"), split=split, val_fraction=val_fraction)
+        super().__init__(
+            root, pairs, split=split, val_fraction=val_fraction, classes=classes, ids=class_ids(len(classes.names))
+        )
+
+    def read_label(self, path: Path) -> UInt8Array:
+        """Class ids of a label file, from ids or from colours."""
+        return _from_colours(path) if self._coloured else super().read_label(path)
+
+
+def place_of(stem: str) -> str:
+    """The place in a file's name: what is left of the collection's name without dates and words of all streets.
+
+    `05june05_static_street_boston_p1010736` is of boston, `static_outdoor_bozeman_montana_usa_img_3807` of
+    bozeman_montana.
+    """
+    collection = re.split(r"__|_(?=(?:p|img|dsc|dscn|dscf|picture|im)_?\d)", stem.lower())[0]
+    words = collection.split("_submitted")[0].split("_")
+    kept = [word for word in words if not _NO_PLACE.fullmatch(word)]
+    return "_".join(kept) if kept and kept != [stem.lower()] else ELSEWHERE
+
+
+def _listed(root: Path, split: str) -> list[Pair]:
+    """Pairs that the split's list names; `val` is the test list, `all` both."""
+    images = {image.stem: image for image in list_images(root / "images")}
+    lists = {"train": ("train",), "val": ("test",), "test": ("test",), "all": ("train", "test")}[split]
+    pairs = []
+    for name in lists:
+        path = root / f"{name}.txt"
+        try:
+            entries = path.read_text().split()
+        except OSError:
+            raise DataError(f"{path}: missing; expected the names of the {name} images, one a line") from None
+        for entry in entries:
+            stem = Path(entry).name.removesuffix(".jpg").removesuffix(".png")
+            if stem not in images:
+                raise DataError(f"{path}: names {entry!r}, and there is no such image in {root / 'images'}")
+            place = place_of(stem)
+            pairs.append(Pair(images[stem], root / "labels" / f"{stem}.png", stem, domain=place, sequence=place))
+    return pairs
+
+
+def _from_colours(path: Path) -> UInt8Array:
+    pixels = np.asarray(decode(path, "a label").convert("RGB"), dtype=np.int32)
+    codes = (pixels[..., 0] << 16) | (pixels[..., 1] << 8) | pixels[..., 2]
+    label = np.full(codes.shape, 254, dtype=np.uint8)
+    for (red, green, blue), value in _COLOURS.items():
+        label[codes == (red << 16 | green << 8 | blue)] = value
+    if (label == 254).any():
+        y, x = np.argwhere(label == 254)[0]
+        raise DataError(f"{path}: colour {tuple(pixels[y, x].tolist())} at ({x}, {y}) is none of LabelMeFacade's nine")
+    return label
