@@ -28,7 +28,7 @@ class LossTerms(NamedTuple):
     lb: Tensor
     frl: Tensor
     align: Tensor
-    shared: Tensor  # what the cloud's head loses on its own: cross-entropy, and lambda_iou times its IoU loss
+    shared: Tensor  # cross-entropy of the cloud's head on its own
     iou: Tensor  # Lovasz-softmax; 0 where lambda_iou is
 
     def weighed(self, train: TrainConfig) -> "LossTerms":
@@ -102,7 +102,9 @@ def objective(
     ce, iou = pixel_loss(output.logits_BChw, labels_BHW, train, labelling, workers)
     shared = torch.zeros_like(ce)
     if output.shared_BChw is not None:
-        shared = pixel_loss(output.shared_BChw, labels_BHW, train, labelling, workers).weighed(train)
+        shared = cross_entropy(
+            sample_pixels(output.shared_BChw, labels_BHW, labelling, stride=train.loss_stride), labelling, workers
+        )
     lb = load_balance(_batch_mean(output.routing.prob_BN, workers))
     assert output.alpha_BNM is not None, "the clients are in this process"
     assert output.psi_BKd is not None

@@ -23,7 +23,7 @@ from airmoe_ray.radio.channel import quantise
 from airmoe_ray.radio.power import receive_scale
 from airmoe_ray.runtime.workers import OneWorker
 from airmoe_ray.training.losses import LossTerms, frl_regulariser, load_balance, pixel_loss
-from airmoe_ray.training.pixel_losses import PLAIN, Labelling
+from airmoe_ray.training.pixel_losses import PLAIN, Labelling, cross_entropy, sample_pixels
 
 
 class CloudGradients(NamedTuple):
@@ -33,7 +33,7 @@ class CloudGradients(NamedTuple):
     ce: Tensor
     iou: Tensor
     lb: Tensor
-    shared: Tensor  # what the cloud's head loses on its own
+    shared: Tensor  # cross-entropy of the cloud's head on its own
     logits_BChw: Tensor  # g = dL/dy^ of the pixels' loss, broadcast to the routed clients
     query_Bd: Tensor  # the cloud's own part of dL/dQ
     stat_BNd: Tensor  # dL_LB/dP_j, each client gets its own
@@ -66,7 +66,7 @@ def cloud_gradients(
     (g_BChw,) = torch.autograd.grad(loss, from_air_BChw, retain_graph=True)
     shared = torch.zeros_like(loss)
     if output.shared_BChw is not None:
-        shared = pixel_loss(own_BChw, labels_BHW, train, labelling, OneWorker()).weighed(train)
+        shared = cross_entropy(sample_pixels(own_BChw, labels_BHW, labelling, stride=train.loss_stride), labelling)
         loss = loss + train.lambda_shared * shared
     lb = load_balance(output.routing.prob_BN.mean(dim=0))
     query_Bd, stat_grad_BNd = torch.autograd.grad(
