@@ -39,6 +39,8 @@ class PartConfig(Block):
     """Its folder; a relative one is below `data.root`, where that is given."""
     title: Annotated[str, Field(min_length=1)] | None = None
     """What the part is called; unset: the dataset's name."""
+    hold_out: list[str] = []
+    """Domains of it (places, drives) that are kept for validation and never trained on."""
     share: Share = 1.0
     """Share of its training images that an epoch visits, drawn anew each time."""
     map: dict[str, Meaning] = {}

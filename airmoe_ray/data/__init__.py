@@ -12,7 +12,7 @@ from airmoe_ray.data.class_map import STREET, map_classes
 from airmoe_ray.data.files import check_split
 from airmoe_ray.data.folder import Folder, made_up_colour
 from airmoe_ray.data.labelme import LabelMe
-from airmoe_ray.data.mix import Mix, Part, adopt, check_mix
+from airmoe_ray.data.mix import Mix, Part, adopt, by_domain, check_mix
 from airmoe_ray.data.scenes import Scenes
 from airmoe_ray.errors import DataError, MissingFolderError
 
@@ -63,8 +63,10 @@ def _open_mix(config: DataConfig, split: str) -> Mix:
         title, settings = part.title or part.name, _settings_of(part, config)
         try:
             dataset = open_dataset(settings, "train" if split == "val" else split)
-            if split == "val" and (held := held_out(settings, dataset)) is not None:
+            if split == "val" and (held := _held_out_of(part, settings, dataset)) is not None:
                 dataset, kept = held, [*kept, p]
+            elif split == "train" and part.hold_out:
+                dataset = by_domain(dataset, part.hold_out, inside=False)
         except DataError as error:
             raise type(error)(f"data.parts, {title}: {error}") from error
         meaning = map_classes(dataset.classes, common, given=part.map, source=f"data.parts, {title}")
@@ -74,6 +76,11 @@ def _open_mix(config: DataConfig, split: str) -> Mix:
     if split == "val" and not kept:
         raise MissingFolderError("data.parts: no part holds images out; data.val_fraction holds some out of each")
     return whole.restricted(kept) if split == "val" else whole
+
+
+def _held_out_of(part: PartConfig, settings: DataConfig, train: SegmentationDataset) -> SegmentationDataset | None:
+    """What a part keeps for validation: the domains that it names, or what the dataset holds out by itself."""
+    return by_domain(train, part.hold_out, inside=True) if part.hold_out else held_out(settings, train)
 
 
 def _settings_of(part: PartConfig, config: DataConfig) -> DataConfig:

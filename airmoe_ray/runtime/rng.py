@@ -44,6 +44,11 @@ def training_id(epoch: int, index: int) -> int:
     return (epoch << 40) | index
 
 
+def training_index(id_: int) -> int:
+    """The sample that a channel id of training belongs to."""
+    return id_ & ((1 << 40) - 1)
+
+
 def evaluation_id(index: int) -> int:
     """Channel id of an evaluated sample; never one of training."""
     return (1 << 63) | index

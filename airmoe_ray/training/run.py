@@ -5,7 +5,7 @@ DIR/config.yaml  DIR/metrics.jsonl  DIR/summary.json (once finished)  DIR/checkp
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from airmoe_ray.features.backbone import Backbone, load_backbone
 from airmoe_ray.features.cache_builder import cache_bytes, cached_features, cached_views
 from airmoe_ray.features.cache_reader import FeatureCache
 from airmoe_ray.features.sources import CachedSource, OnlineSource, Source, ahead, loop_seconds
+from airmoe_ray.inference.knowledge import Knowledge
 from airmoe_ray.inference.scores import balancedness
 from airmoe_ray.inference.validate import validate
 from airmoe_ray.model.experts import dilations_for
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.runtime.device import pick_device
 from airmoe_ray.runtime.progress import Reporter, Silent
+from airmoe_ray.runtime.rng import training_index
 from airmoe_ray.runtime.workers import OneWorker, Workers, first_then_others
 from airmoe_ray.storage.checkpoint import ModelCard
 from airmoe_ray.training.batches import Schedule, labelling_of
@@ -68,6 +70,7 @@ class Run:
     schedule: Schedule
     validation: Validation | None
     device: torch.device
+    knowledge: Knowledge  # what clients are routed for
     start_epoch: int = 0
     best: Best | None = None
     loop_s: float | None = None  # what the backbone in the loop would add, per image; None where it is in the loop
@@ -172,7 +175,8 @@ def open_run(
     card = model_card(data.train.classes, backbone, dilations, refiner=config.experts.refiner)
     schedule = Schedule(source, config, workers, **_mixture(data.train))
     trainer = _make_trainer(config, card, data.train.classes, schedule, device=device, federation=federation)
-    run = Run(config, folder, card, trainer, schedule, validation, device)
+    knowledge = Knowledge(data.train, clients=config.experts.count)
+    run = Run(config, folder, card, trainer, schedule, validation, device, knowledge)
     if resume:
         _resume(run)
     else:
@@ -278,12 +282,14 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
         result = run.trainer.step(batch)
         terms += torch.stack(result.loss)
         selected_N += torch.bincount(result.selected_BK.flatten(), minlength=len(selected_N))
+        run.knowledge.add([training_index(i) for i in batch.ids_B], result.selected_BK)
         if step % _LOOK_EVERY.get(run.device.type, 1) == 0 or step == steps:
             _check_finite(terms, step, epoch)
             rate = images * step / steps / (time.monotonic() - begun)
             report.note(f"loss {float(terms[0]) / step:.3f}  {rate:.1f} images/s")
         bar(step, steps)
     run.trainer.end_epoch()
+    run.card = replace(run.card, clients=run.knowledge.words(workers) or run.card.clients)
     routed_N = workers.total(selected_N).cpu().numpy()
     seconds = time.monotonic() - begun
     row: dict[str, Any] = {"epoch": epoch + 1, **dict(zip(LossTerms._fields, (terms / steps).tolist(), strict=True))}

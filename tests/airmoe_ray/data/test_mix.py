@@ -97,7 +97,11 @@ def test_labels_of_a_mix_are_common_classes_then_unions_and_the_rest_is_void(tmp
     assert dataset.domains[:3] == ("mine/all", "camvid/0001TP", "camvid/0016E5")
     assert [dataset.domain_of(i) for i in range(4)] == [dataset[i].domain for i in range(4)] == [0, 0, 1, 2]
     assert dataset[3].name == "camvid/0016E5_2"
-    assert [dataset.words_for(d) for d in (0, 2, 4)] == ["all of mine", "drive 0016E5", "fog"]
+    assert [dataset.words_for(d) for d in (0, 2, 4)] == [
+        ("{} of mine", "all"),
+        ("drive {}", "0016E5"),
+        ("{}", "fog"),
+    ]
     scene = dataset[4]
     assert set(np.unique(scene.label)) <= set(range(union))  # scenes tell lane marks apart
     assert len(dataset) == 4 + 800
@@ -179,3 +183,20 @@ def test_the_labels_of_a_real_image_survive_the_way_there_and_back(tmp_path: Pat
     plain = open_dataset(DataConfig(name="camvid", root=str(tmp_path)), "all")
     adopted = adopt(plain, STREET, given={}, source="camvid")
     assert np.array_equal(adopted.rows(adopted[0].label, 0), plain[0].label)
+
+
+def test_domains_that_a_part_holds_out_are_validation_and_never_training(tmp_path: Path) -> None:
+    put_flat(tmp_path, "0001TP_1", "0016E5_2", "0016E5_3", "Seq05VD_4", ids=3)
+    part = {"name": "camvid", "root": str(tmp_path), "hold_out": ["0016E5"]}
+    config = mix(part, {"name": "scenes"})
+    train, val, whole = (open_dataset(config, split) for split in ("train", "val", "test"))
+    assert [train[i].name for i in range(2)] == ["camvid/0001TP_1", "camvid/Seq05VD_4"]
+    assert [val[i].name for i in range(2)] == ["camvid/0016E5_2", "camvid/0016E5_3"]
+    assert [dataset.domain_of(1) for dataset in (train, val)] == [2, 1]
+    assert len(whole) == 4 + 200
+    assert (
+        train.fingerprint()
+        != open_dataset(mix({**part, "hold_out": ["Seq05VD"]}, {"name": "scenes"}), "train").fingerprint()
+    )
+    line = error_of(lambda: open_dataset(mix({**part, "hold_out": ["0016"]}, {"name": "scenes"}), "train"))
+    assert "no domain '0016'" in line
