@@ -24,18 +24,18 @@ class Knowledge:
     def __init__(self, dataset: SegmentationDataset, *, clients: int) -> None:
         self.dataset, self.clients = dataset, clients
         self._domain_S = np.array([dataset.domain_of(i) for i in range(len(dataset))])
-        self._seen: list[tuple[list[int], Tensor]] = []
+        self._seen: list[tuple[list[int], Tensor]] = []  # samples, and the first choice for each
 
     def add(self, indices_B: list[int], selected_BK: Tensor) -> None:
         """Note who was routed for some samples; a GPU is not waited for."""
-        self._seen.append((indices_B, selected_BK[:, :1]))
+        if selected_BK.numel():  # else one expert learned for all, and nobody was routed
+            self._seen.append((indices_B, selected_BK[:, 0]))
 
     def words(self, workers: Workers) -> list[str]:
         """What every client knows, by all that was noted since the last time; empty where nobody was routed."""
         counts_ZN = np.zeros((len(self.dataset.domains), self.clients), dtype=np.int64)
-        for indices, first_B1 in self._seen:
-            if first_B1.numel():
-                np.add.at(counts_ZN, (self._domain_S[indices], first_B1[:, 0].cpu().numpy()), 1)
+        for indices, first_B in self._seen:
+            np.add.at(counts_ZN, (self._domain_S[indices], first_B.cpu().numpy()), 1)
         self._seen = []
         counts_ZN = workers.total(torch.from_numpy(counts_ZN)).numpy()
         if not counts_ZN.any():
