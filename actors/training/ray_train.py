@@ -25,6 +25,7 @@ from actors.training.feature_pool import build_features
 from actors.training.progress_relay import RelayCalls, RelayingReporter, show
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError, disk_trouble
+from airmoe_ray.runtime.device import keep_freed_memory
 from airmoe_ray.runtime.progress import Reporter
 from airmoe_ray.runtime.workers import OneWorker, ProcessGroup, Workers
 from airmoe_ray.storage.checkpoint import recover
@@ -167,6 +168,7 @@ def _work(given: dict[str, _Job]) -> None:
 
 def _train(job: _Job, workers: Workers) -> None:
     config, folder = job.config, job.folder
+    keep_freed_memory()
     if not config.train.threads:
         torch.set_num_threads(job.threads)
     train_run(
