@@ -4,7 +4,9 @@ Defaults live here; a YAML file states only what differs; `--set a.b=c` comes la
 The docstring under a field is what `airmoe config` prints.
 """
 
-from typing import Annotated, Literal, Self
+import ipaddress
+import re
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -13,11 +15,28 @@ NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
+# block -> settings that stay in the process they are given to: they are neither sent, nor stored, nor shown
+SECRETS = {"serve": {"api_keys", "admin_token"}}
+
 
 def _no_url(path: str) -> str:
     if "://" in path:
         raise ValueError("a folder that every node has is needed, not a URL; mount it")
     return path
+
+
+def _host(entry: str) -> str:
+    """A name as browsers write it: small letters, IPv6 in brackets, no dot at the end."""
+    try:
+        address = ipaddress.ip_address(entry)
+        return f"[{address}]" if address.version == 6 else str(address)
+    except ValueError:
+        host = re.sub(r"\.(?=:|$)", "", entry.lower())
+    if not re.fullmatch(r"(\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:\d{1,5})?", host):
+        raise ValueError(
+            "expected a name such as airmoe.example.org, *.example.org, 10.0.0.5:8443 or *, without https://"
+        )
+    return host
 
 
 class Block(BaseModel):
@@ -311,10 +330,21 @@ class ServeConfig(Block):
     """Largest request body [bytes]."""
     max_pixels: Positive = 50_000_000
     """Largest image [pixels]."""
-    api_keys: list[Annotated[str, Field(min_length=1)]] = []
+    hosts: list[Annotated[str, AfterValidator(_host)]] = []
+    """Names this server is asked under (`Host`) beside the address it listens on, `localhost`, the machine's own name
+    and, where it listens beyond loopback, every IP address; others get 421. `*.example.org` are all names below
+    example.org, `*` is any name, for a proxy that checks them. Pages of a name listed here (with its port, unless 80 or
+    443) may ask too: where a proxy passes on another `Host`."""
+    api_keys: list[Annotated[str, Field(min_length=1)]] = Field(default=[], repr=False)
     """Keys (`Authorization: Bearer …` or `X-API-Key`) that open every route but health; empty: no key needed."""
-    admin_token: Annotated[str, Field(min_length=1)] | None = None
+    admin_token: Annotated[str, Field(min_length=1)] | None = Field(default=None, repr=False)
     """Token of the admin routes; unset: a random one, written for the owner alone into the run's state folder."""
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """What travels to other processes, however it gets there: all but the secrets, which the front end keeps."""
+        state = super().__getstate__()
+        unset = {key: type(self).model_fields[key].get_default() for key in SECRETS["serve"]}
+        return state | {"__dict__": state["__dict__"] | unset}
 
 
 class ClusterConfig(Block):

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from airmoe_ray.config import Config
+from airmoe_ray.config import SECRETS, Config
 from airmoe_ray.errors import ConfigError
 
 
@@ -67,8 +67,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """The whole configuration as YAML, every field stated."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    """The whole configuration as YAML, every field stated but secrets: it is written into folders that travel."""
+    return yaml.safe_dump(config.model_dump(mode="json", exclude=SECRETS), sort_keys=False)
 
 
 def fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
@@ -128,4 +128,6 @@ def _explain(error: ErrorDetails) -> str:
     if not place:
         return message
     dotted = ".".join(part for part in place if part in keys)
+    if dotted in {f"{block}.{key}" for block, keys in SECRETS.items() for key in keys}:
+        return f"{dotted}: {message}"  # logs keep what is printed
     return f"{dotted} = {error['input']!r}: {message}"

@@ -22,6 +22,7 @@ from actors.errors import ClusterError
 
 _STORE_BYTES = 1 << 30  # object store of a cluster of our own: a few batches of features
 _CONNECT_S = 5.0
+_KEYS = ("AIRMOE_API_KEY", "AIRMOE_ADMIN_TOKEN")  # of the front end; whoever connects has read them before
 _NO_PLACES = {"CPU", "GPU", "memory", "object_store_memory", "node:__internal_head__"}  # nothing to pin a client to
 
 
@@ -33,7 +34,7 @@ def cluster(address: str | None = None, *, cpus: int | None = None, gpus: int | 
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        with _our_sigterm():
+        with _our_sigterm(), _our_keys():
             if address is None:
                 _start(cpus, gpus)
             else:
@@ -55,6 +56,16 @@ def _our_sigterm() -> Iterator[None]:
     yield
     if callable(ours) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, ours)
+
+
+@contextlib.contextmanager
+def _our_keys() -> Iterator[None]:
+    """Keep keys out of the environment meanwhile: the processes that Ray starts inherit it, and actors theirs."""
+    ours = {name: os.environ.pop(name) for name in _KEYS if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(ours)
 
 
 def nodes() -> list[Node]:

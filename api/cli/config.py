@@ -5,6 +5,7 @@ import sys
 from rich.markup import escape
 from rich.table import Table
 
+from airmoe_ray.config import SECRETS
 from airmoe_ray.config_file import fields, load_config, to_yaml
 from api.cli.common import ConfigOption, JsonOption, SetOption, print_json, stdout
 
@@ -14,11 +15,14 @@ def config_(
     overrides: SetOption = [],  # noqa: B006  typer copies it
     as_json: JsonOption = False,
 ) -> None:
-    """List every setting with its default and meaning; with --config or --set, print the resolved configuration."""
+    """List every setting with its default and meaning; with --config or --set, print the resolved configuration.
+
+    Keys and tokens are left out.
+    """
     resolved = load_config(config, overrides)
     if config is not None or overrides:
         if as_json:
-            print_json(resolved.model_dump(mode="json"))
+            print_json(resolved.model_dump(mode="json", exclude=SECRETS))
         else:
             sys.stdout.write(to_yaml(resolved))
         return

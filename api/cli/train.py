@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from airmoe_ray.config import Config
+from airmoe_ray.config import SECRETS, Config
 from airmoe_ray.config_file import load_config
 from airmoe_ray.errors import UserError
 from api.cli.common import ConfigOption, JsonOption, SetOption, print_json
@@ -55,6 +55,9 @@ def train(
             f"--workers {workers}: with train.mode = federated every client is a worker; leave --workers out"
         )
     with reporting() as report, _sigterm_like_ctrl_c() as received:
+        for key in sorted(SECRETS["serve"]):
+            if getattr(settings.serve, key):
+                report.line(f"serve.{key} is not kept with the run; give it to `airmoe serve`")
         report.stage(f"{run}: checking settings, data and folder")
         try:
             summary = _train(settings, run, workers=workers, resume=resume, address=address, report=report)

@@ -1,7 +1,6 @@
 """Starts the system and a listening server, and ends both."""
 
 import asyncio
-import ipaddress
 import logging
 import signal
 import socket
@@ -21,6 +20,7 @@ from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
 from api.http.admin import admin_token
 from api.http.app import create_app
+from api.http.middleware.front_door import is_loopback
 from api.http.service import Service
 
 log = logging.getLogger("airmoe")
@@ -30,7 +30,7 @@ _DRAIN_S = 20  # how long open requests may take after SIGTERM
 
 def check_bind(config: Config, host: str, port: int) -> None:
     """Refuse what would be unsafe or cannot work, before anything starts."""
-    if not _is_loopback(host) and not config.serve.api_keys:
+    if not is_loopback(host) and not config.serve.api_keys:
         raise UserError(
             f"--host {host}: reachable from other machines, and no key is set; put one into AIRMOE_API_KEY or "
             "--set serve.api_keys=[KEY], or bind to 127.0.0.1"
@@ -88,7 +88,7 @@ def _await_nodes(wanted: int, deadline_s: float) -> None:
 async def _serve(system: System, hosts: dict, token: str, host: str, port: int) -> None:  # type: ignore[type-arg]
     service = Service(system, Supervisor(system, hosts))
     settings = uvicorn.Config(
-        create_app(service, admin_token=token),
+        create_app(service, admin_token=token, host=host),
         host=host,
         port=port,
         log_level="warning",
@@ -104,12 +104,3 @@ def set_up_logging() -> None:
     """Send warnings of our own to stderr, one line each."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,8 +1,12 @@
 """Configuration: order of precedence, and mistakes told in one line."""
 
+import copy
+import pickle
+import re
+
 import pytest
 
-from airmoe_ray.config import Config
+from airmoe_ray.config import SECRETS, Config
 from airmoe_ray.config_file import fields, find_config, load_config, parse_config, read_yaml, to_yaml
 from airmoe_ray.errors import ConfigError
 
@@ -73,3 +77,42 @@ def test_every_shipped_configuration_is_valid_and_states_only_differences():
         for block, settings in read_yaml(path).items():
             repeated = {k for k, v in settings.items() if defaults[block][k] == v} if isinstance(settings, dict) else {}
             assert not repeated, f"{path.name}: {block}.{repeated} restates a default"
+
+
+# secrets
+
+GUARDED = Config.model_validate({"serve": {"api_keys": ["opens-all"], "admin_token": "rules-all", "queue": 7}})
+
+
+def test_secrets_are_neither_sent_nor_stored_nor_shown():
+    sent = pickle.dumps({"config": GUARDED})
+    for text in (sent.decode("latin-1"), to_yaml(GUARDED), repr(GUARDED), str(GUARDED)):
+        assert "queue" in text
+        assert "s-all" not in text
+    arrived = pickle.loads(sent)["config"]
+    assert arrived == parse_config(read_yaml_text(to_yaml(GUARDED))) == parse_config({"serve": {"queue": 7}})
+
+
+def test_secrets_stay_where_they_were_given():
+    for same in (copy.copy(GUARDED), copy.deepcopy(GUARDED), GUARDED.model_copy(update={"seed": 1})):
+        pickle.dumps(same)
+        assert (same.serve.api_keys, same.serve.admin_token) == (["opens-all"], "rules-all")
+
+
+@pytest.mark.parametrize("override", ["serve.api_keys=opens-all", "serve.admin_token=[opens-all]"])
+def test_a_mistake_with_a_secret_does_not_repeat_it(override):
+    with pytest.raises(ConfigError, match=override.partition("=")[0]) as error:
+        load_config(None, [override])
+    assert "s-all" not in str(error.value)
+
+
+def test_whatever_is_called_a_secret_is_one():
+    named = {key for key, *_ in fields() if re.search("key|token|secret|password", key)}
+    assert named == {f"{block}.{key}" for block, keys in SECRETS.items() for key in keys}
+
+
+@pytest.mark.parametrize("host", ["https://airmoe.example.org", "a b", "", "airmoe.example.org/x", "x:port", "a*.org"])
+def test_a_host_that_no_browser_would_send_is_told(host):
+    with pytest.raises(ConfigError, match=r"serve\.hosts = .* expected a name such as") as error:
+        parse_config({"serve": {"hosts": ["localhost", host]}})
+    assert "\n" not in str(error.value)

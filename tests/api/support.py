@@ -15,6 +15,7 @@ import psutil
 
 AIRMOE = Path(sys.executable).with_name("airmoe")
 EXPERTS, TOP_K = 4, 2
+ADMIN_TOKEN = "token-of-the-tests-own-servers"
 
 
 def free_port() -> int:
@@ -53,7 +54,8 @@ class Server:
         self.log = run / f"log-{self.port}"
         with self.log.open("wb") as log:
             command = [AIRMOE, "serve", "--run", run, "--port", str(self.port), *options]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            environment = {**os.environ, "AIRMOE_ADMIN_TOKEN": ADMIN_TOKEN}
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
         self.ended: tuple[int, list[psutil.Process]] | None = None
 
     def wait_until_ready(self, *, timeout_s: float = 150.0) -> None:

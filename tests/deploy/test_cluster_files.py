@@ -1,5 +1,6 @@
 """Cluster files and image: what Ray, bash and each other want of them, and what doctor says where they are wrong."""
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from airmoe_ray.errors import ConfigError, UserError
 from api.cli import main
 from api.cli.doctor.cluster_file import check_schema, examples_left, read_documents
 from api.cli.doctor.manifest import check_manifest, pods, secrets
+from api.http.middleware.front_door import FrontDoor
 
 ROOT = Path(__file__).parents[2]
 AWS, ONPREM, KUBERAY = (
@@ -77,6 +79,27 @@ def test_the_front_end_joins_the_manifests_own_cluster() -> None:
     cluster = next(document for document in documents if document["kind"] == "RayCluster")
     front = next(pod for name, pod in pods(documents) if name == "airmoe-front")
     assert f"--address={cluster['metadata']['name']}-head-svc:6379" in front["containers"][0]["args"][0]
+
+
+def test_the_front_end_answers_to_its_service_and_keeps_its_keys_from_ray(tmp_path: Path) -> None:
+    documents = read_documents(KUBERAY)
+    front = next(pod for name, pod in pods(documents) if name == "airmoe-front")["containers"][0]
+    for program in ("ray", "airmoe"):
+        (tmp_path / program).write_text(
+            f'#!/bin/sh\nenv > {tmp_path}/{program}.env; printf "%s\\n" "$@" > {tmp_path}/said\n'
+        )
+        (tmp_path / program).chmod(0o755)
+    given = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NAMESPACE": "lab", "AIRMOE_API_KEY": "k", "AIRMOE_ADMIN_TOKEN": "t"}
+    subprocess.run([*front["command"], *front["args"]], env=given, check=True)
+    assert "AIRMOE" not in (tmp_path / "ray.env").read_text()
+    assert "AIRMOE_API_KEY=k" in (tmp_path / "airmoe.env").read_text()
+    said = (tmp_path / "said").read_text().splitlines()
+    settings = parse_config({}, [value for option, value in itertools.pairwise(said) if option == "--set"])
+    door = FrontDoor(said[said.index("--host") + 1], settings.serve.hosts)
+    service = next(document for document in documents if document["kind"] == "Service")["metadata"]["name"]
+    for host in (service, f"{service}.lab", f"{service}.lab.svc", f"{service}.lab.svc.cluster.local", "10.1.2.3:8000"):
+        assert door.refusal({"method": "GET", "path": "/metrics", "headers": [(b"host", host.encode())]}) is None
+    assert door.refusal({"method": "GET", "path": "/metrics", "headers": [(b"host", b"airmoe.other")]}) is not None
 
 
 def test_every_pod_states_the_settings() -> None:

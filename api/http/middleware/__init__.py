@@ -1,1 +1,1 @@
-"""ASGI middleware around every request: keys and security headers, and counting."""
+"""ASGI middleware around every request: who may ask, keys and security headers, and counting."""

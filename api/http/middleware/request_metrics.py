@@ -7,7 +7,7 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.metrics import Metrics
-from api.http.middleware.security import HEALTH
+from api.http.middleware.front_door import HEALTH
 
 PROBES = ("/metrics", *HEALTH)  # asked by machines every few seconds
 

@@ -1,4 +1,4 @@
-"""Checks keys, sets security headers and request ids, and answers what nothing else has handled."""
+"""Checks who asks and the key, sets security headers and request ids, and answers what nothing else has handled."""
 
 import base64
 import binascii
@@ -12,9 +12,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.errors import error_response
+from api.http.middleware.front_door import HEALTH, FrontDoor
 
 log = logging.getLogger("airmoe")
-HEALTH = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2/models/airmoe/ready"})
 ADMIN = frozenset({"/experts/scale"})
 
 _POLICY = (
@@ -33,10 +33,10 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class SecurityMiddleware:
-    """Pure ASGI middleware: keys, security headers, request ids, and a 500 for exceptions that nobody handled."""
+    """Pure ASGI middleware: front door, keys, security headers, request ids, and a 500 for what nobody handled."""
 
-    def __init__(self, app: ASGIApp, *, api_keys: Iterable[str], admin_token: str) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, *, door: FrontDoor, api_keys: Iterable[str], admin_token: str) -> None:
+        self.app, self.door = app, door
         self.api_keys = [key.encode() for key in api_keys]
         self.admin_token = admin_token.encode()
 
@@ -60,7 +60,9 @@ class SecurityMiddleware:
                 out["X-Request-ID"] = request_id
             await send(message)
 
-        if self._may_pass(path, headers):
+        if refusal := self.door.refusal(scope):
+            await refusal(scope, receive, with_headers)
+        elif self._may_pass(path, headers):
             try:
                 await self.app(scope, receive, with_headers)
             except Exception:  # a defect: the log has the traceback, the response must not

@@ -5,6 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from airmoe_ray.config import SECRETS
 from airmoe_ray.errors import CheckpointError
 from api.http.deps import ServiceDep, readiness_response
 from api.http.errors import ApiError
@@ -12,10 +13,9 @@ from api.http.schemas import Error, ScaleRequest
 
 router = APIRouter(tags=["system"])
 
-_PRIVATE = {  # secrets, and paths of the machine
+_PRIVATE = SECRETS | {  # and paths of the machine
     "data": {"root", "cache_dir"},
     "backbone": {"weights"},
-    "serve": {"api_keys", "admin_token"},
     "cluster": {"storage"},
 }
 

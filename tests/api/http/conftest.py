@@ -11,6 +11,9 @@ from tests.api.http.page import watch
 from tests.api.http.results import CONFIG
 from tests.api.support import Server
 
+REBOUND = "rebound.example"  # a stranger's name that was made to lead to this machine
+_REBOUND = f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"
+
 
 @pytest.fixture
 def metrics() -> Metrics:
@@ -23,7 +26,7 @@ def browser() -> Iterator[Browser]:
     if not chromium:
         pytest.skip("no chromium; `make test-deps` installs it")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu", _REBOUND])
         yield browser
         browser.close()
 

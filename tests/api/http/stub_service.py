@@ -62,7 +62,7 @@ def ask_often(
     transport = httpx.ASGITransport(create_app(service, admin_token=TOKEN))
 
     async def run() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await asyncio.gather(*(client.request(method, path, **options) for _ in range(times)))
 
     return asyncio.run(run())

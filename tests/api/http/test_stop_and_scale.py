@@ -48,7 +48,7 @@ def test_scaling_with_the_token_of_another_run_is_refused(server, tmp_path):
 
 
 def test_sigterm_answers_what_is_in_flight_and_leaves_nothing(server):
-    head = f"POST /segment HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {len(PHOTO)}\r\n\r\n"
+    head = f"POST /segment HTTP/1.1\r\nHost: [::1]\r\nContent-Type: image/png\r\nContent-Length: {len(PHOTO)}\r\n\r\n"
     open_requests = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(6)]
     for connection in open_requests:
         connection.sendall(head.encode() + PHOTO[:50])
