@@ -103,14 +103,16 @@ def test_a_slider_asks_the_one_that_is_shown_first_and_then_what_it_is_compared_
     expect(page.locator("#whose-list button")).to_have_count(1 + page.locator("[data-who] .who-weight").count() + 1)
 
 
-def test_of_many_slider_positions_the_newest_is_asked_and_a_stale_answer_is_dropped(page):
+def test_of_many_slider_positions_the_newest_is_asked_and_an_answer_under_way_is_dropped(page):
     upload(page)
-    held = []
-    page.route(re.compile("snr_db=-5"), held.append)  # an answer that is long in coming
+    page.route(re.compile("snr_db=-5"), lambda route: None)  # an answer that never comes
     with page.expect_request(re.compile("snr_db=-5")):
         page.locator("#snr").fill("-5")
     urls = asked(page)
-    with page.expect_response(lambda response: "snr_db=7&" in response.url):
+    with (
+        page.expect_event("requestfailed", lambda request: "snr_db=-5" in request.url),
+        page.expect_response(lambda response: "snr_db=7&" in response.url),
+    ):
         page.locator("#snr").evaluate(
             """(slider) => [1, 3, 5, 7].forEach((value) => {
                 slider.value = value;
@@ -118,10 +120,7 @@ def test_of_many_slider_positions_the_newest_is_asked_and_a_stale_answer_is_drop
             })"""
         )
     answered(page)
-    shown = mask_pixels(page)
     assert ["snr_db=7&" in url for url in urls] == [True]
-    assert len(held) == 1  # aborted by the page: nothing to fulfil
-    assert mask_pixels(page) == shown
 
 
 def test_an_expert_that_cannot_answer_is_told_in_words_and_the_fused_answer_stays_a_click_away(page, trouble):
