@@ -14,7 +14,7 @@ import ray
 import torch
 from numpy.typing import NDArray
 
-from actors.errors import RosterNeededError
+from actors.errors import NoExpertsError, RosterNeededError
 from actors.rounds.calls import Endpoint
 from actors.rounds.messages import BatchResult, CloudSpec, CloudState, Segment
 from actors.rounds.ray_clients import Begun, RayClients
@@ -25,6 +25,7 @@ from airmoe_ray.features.preprocess import to_tensor
 from airmoe_ray.inference.segmenter import load_matching_backbone
 from airmoe_ray.model.cloud_parts import cloud_parts
 from airmoe_ray.model.moe import collaborate
+from airmoe_ray.model.routing import NobodyPresentError
 from airmoe_ray.model.seam import AirMoEOutput
 from airmoe_ray.runtime.device import pick_device
 from airmoe_ray.storage.checkpoint import load_cloud, parse_tensors
@@ -93,20 +94,24 @@ class Cloud(Endpoint):
         settings = message.settings
         round_ = clients.begin(message.ids_B, settings.channel)
         features_BDhw, fine = self.maps(images_BHW3)
-        shared = round_.overlapped(self.parts.shared, features_BDhw)
+        shared = round_.overlapped(settings.participants.head(self.parts.shared), features_BDhw)
         query_dist_Bd = self.parts.query(features_BDhw)
         encoded = time.perf_counter()
-        output = collaborate(
-            query_dist_Bd,
-            features_BDhw,
-            message.ids_B,
-            Begun(round_),
-            routing_config=settings.routing,
-            channel=settings.channel,
-            seed=self.config.seed,
-            shared=shared,
-            refine=self.parts.refine(fine),
-        )
+        try:
+            output = collaborate(
+                query_dist_Bd,
+                features_BDhw,
+                message.ids_B,
+                Begun(round_),
+                routing_config=settings.routing,
+                channel=settings.channel,
+                seed=self.config.seed,
+                shared=shared,
+                refine=self.parts.refine(fine),
+                participants=settings.participants,
+            )
+        except NobodyPresentError as error:
+            raise NoExpertsError(str(error), round_.faults) from None
         if settings.renew:
             output.round.renew()
         clients.finished.append(output.round.id)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from actors.errors import Fault
 from actors.rounds.calls import Message
 from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
+from airmoe_ray.model.routing import EVERYBODY, Participants
 from airmoe_ray.storage.checkpoint import ModelCard
 
 FloatArray = NDArray[np.floating]
@@ -81,6 +82,7 @@ class Settings:
     routing: RoutingConfig
     channel: ChannelConfig
     renew: bool = False
+    participants: Participants = EVERYBODY
 
 
 @dataclass(frozen=True)

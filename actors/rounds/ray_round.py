@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from torch import Tensor
 
 from actors.errors import ChannelLostError, Fault, NoExpertsError
-from actors.rounds.calls import Ref
+from actors.rounds.calls import Ref, seal
 from actors.rounds.fault_policy import Exchange
 from actors.rounds.messages import (
     Array,
@@ -57,7 +57,8 @@ class RayRound:
         self.skipped_B: list[dict[int, Fault]] = [dict(spec.roster.missing) for _ in spec.ids_B]
         self.versions: dict[int, int] = {}
         self.timings_ms: dict[str, float] = {}
-        self.sealed_gamma_BK = b""  # of who transmitted; not for the cloud to open
+        # of who transmitted, nobody so far; not for the cloud to open
+        self.sealed_gamma_BK = seal(np.zeros((len(spec.ids_B), 0), dtype=np.complex64))
         self._own_work: Callable[[], object] = lambda: None
         self._gammas = self._sound()
 
@@ -134,8 +135,8 @@ class RayRound:
         features, query = Ref.put(features_BDhw.cpu().numpy()), query_dist_Bd.cpu().numpy()
         delta_BK = np.zeros(routing.transmit_BK.shape, dtype=query.dtype)
         scale_limit_BK = np.ones_like(delta_BK)
-        failed_N = ~self.present_N
-        usable_BN = ~self.faded_BN | routing.all_faded_B.cpu()[:, None]
+        failed_N = torch.zeros_like(self.present_N)
+        usable_BN = routing.eligible_BN.cpu() & (~self.faded_BN | routing.all_faded_B.cpu()[:, None])
         wanted_BK = routing.active_BK.cpu()
         while True:
             lost_BK = torch.zeros_like(wanted_BK)

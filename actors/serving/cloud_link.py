@@ -37,8 +37,7 @@ class CloudLink:
         self, images_BHW3: NDArray[np.uint8], ids_B: tuple[int, ...], settings: Settings, *, ends_at: float
     ) -> BatchResult | None:
         """One batch, to be answered by `ends_at` (`time.monotonic`); None: worth another attempt after a moment."""
-        if not self.hosts.someone_is_up:
-            raise NoExpertsError("no expert is up at the moment; they restart by themselves")
+        self.hosts.check_up(settings.participants)
         cloud, time_left_s = self.system.cloud, ends_at - time.monotonic()
         try:
             with self.hosts.batch_under_way() as roster_version:

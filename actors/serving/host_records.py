@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.errors import Fault
+from actors.errors import Fault, NoExpertsError
 from actors.rounds.calls import Ref
 from actors.rounds.fault_policy import Health, State
 from actors.rounds.messages import HostState
 from actors.rounds.roster import Host, Roster
 from actors.serving.system import System
+from airmoe_ray.model.routing import Participants
 
 log = logging.getLogger("airmoe")
 
@@ -55,11 +56,19 @@ class HostRecords:
         if facts == self._published:
             return
         self._published, self.version = facts, self.version + 1
-        self.someone_is_up = bool(up)
+        self._up = {client for client in covered if client < self.total}
         self._roster = Roster(self.version, self.total, self.system.channel, up, missing)
         self.send_roster()
         if missing:
             self.changed.set()
+
+    def check_up(self, participants: Participants) -> None:
+        """Raise where no client of a request is up; a round needs one, also where the cloud's head answers alone."""
+        if any(participants.no_client or participants.includes(client) for client in self._up):
+            return
+        if isinstance(participants.only, int):
+            raise NoExpertsError(f"expert {participants.only} is not up at the moment; it restarts by itself")
+        raise NoExpertsError("no expert is up at the moment; they restart by themselves")
 
     def send_roster(self) -> Ref[None]:
         """Send the newest roster to the cloud; the reference tells when it has arrived."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.errors import DeadlineError, NoExpertsError, OverloadedError, ServiceError, StoppedError
+from actors.errors import DeadlineError, OverloadedError, ServiceError, StoppedError
 from actors.rounds.messages import Settings
 from actors.serving.cloud_link import GRACE_S
 from actors.serving.results import ImageResult, results_of
@@ -36,6 +36,11 @@ class _Job:
     def key(self) -> tuple[Any, ...]:
         """Jobs of equal key may share a batch."""
         return (self.image.padded.shape, self.settings, self.probe)
+
+    @property
+    def is_load(self) -> bool:
+        """Whether routing chose freely for somebody's image: what load and balance are measured by."""
+        return not self.probe and self.settings.participants.everybody
 
 
 class Orchestrator:
@@ -85,8 +90,7 @@ class Orchestrator:
             raise StoppedError("the service is stopping")
         if len(self._waiting) >= self.config.serve.queue:
             raise OverloadedError(f"{len(self._waiting)} images are waiting already")
-        if not self.supervisor.someone_is_up:
-            raise NoExpertsError("no expert is up at the moment; they restart by themselves")
+        self.supervisor.check_up(settings.participants)
         now = time.monotonic()
         limit = self.config.serve.deadline_s if deadline_s is None else deadline_s
         job = _Job(image, id, settings, now + limit, now, asyncio.get_running_loop().create_future(), probe)
@@ -156,14 +160,14 @@ class Orchestrator:
         )
         if result is None:
             return False
-        if not first.probe:
+        if first.is_load:
             self.supervisor.count(result)
             self.on_batch(len(batch))
         images = results_of(
             result,
             config=self.config,
             feature_dim=self.system.card.feature_dim,
-            channel=first.settings.channel,
+            settings=first.settings,
             seeds_B=[job.id for job in batch],
             queued_ms_B=[1e3 * (started - job.arrived) for job in batch],
         )

@@ -6,9 +6,11 @@ Suffixes: B inputs, N clients, K routed, C classes, h w grid.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from actors.errors import Fault
 from actors.rounds.calls import unseal
-from actors.rounds.messages import Array, BatchResult, FloatArray
+from actors.rounds.messages import Array, BatchResult, FloatArray, Settings
 from actors.rounds.roster import describe
 from airmoe_ray.config import ChannelConfig, Config
 from airmoe_ray.radio.channel import noise_power
@@ -21,7 +23,7 @@ class ClientAccount:
 
     id: int
     js: float | None  # D_JS(Q || P_j) [nats]; None: it did not answer
-    score: float | None
+    score: float | None  # None: it did not answer, or was left out
     probability: float | None
     selected: bool  # in S, before truncation
     weight: float  # beta_j, 0 where silent
@@ -69,14 +71,14 @@ def results_of(
     *,
     config: Config,
     feature_dim: int,
-    channel: ChannelConfig,
+    settings: Settings,
     seeds_B: Sequence[int],
     queued_ms_B: Sequence[float],
 ) -> list[ImageResult]:
     """The images of a batch in order; here the channel's seal on gamma is broken, for the account alone."""
     gamma_BK = unseal(batch.sealed_gamma_BK)
     return [
-        _image_result(batch, row, gamma_BK[row], config, feature_dim, channel, seed, queued_ms)
+        _image_result(batch, row, gamma_BK[row], config, feature_dim, settings, seed, queued_ms)
         for row, (seed, queued_ms) in enumerate(zip(seeds_B, queued_ms_B, strict=True))
     ]
 
@@ -87,10 +89,11 @@ def _image_result(  # noqa: PLR0917
     gamma_K: Array,
     config: Config,
     feature_dim: int,
-    channel: ChannelConfig,
+    settings: Settings,
     seed: int,
     queued_ms: float,
 ) -> ImageResult:
+    channel, wanted = settings.channel, settings.participants.includes
     transmitting = [
         (int(c), float(b), complex(g))
         for c, b, g in zip(batch.transmit_BK[row], batch.beta_BK[row], gamma_K, strict=True)
@@ -118,7 +121,7 @@ def _image_result(  # noqa: PLR0917
         noise_power=noise_power(channel) if channel.kind == "air" else 0.0,
         nmse=float(batch.nmse_B[row]),
         truncated=tuple(sorted(c for c in selected if batch.faded_BN[row, c] and c not in weight)),
-        skipped=batch.skipped_B[row],
+        skipped={client: fault for client, fault in batch.skipped_B[row].items() if wanted(client)},
         all_faded=bool(batch.all_faded_B[row]),
         ledger=account(
             config,
@@ -143,7 +146,7 @@ def _client(
     return ClientAccount(
         id=client,
         js=float(batch.js_BN[row, client]),
-        score=float(batch.score_BN[row, client]),
+        score=float(score) if np.isfinite(score := batch.score_BN[row, client]) else None,  # left out: -inf
         probability=float(batch.prob_BN[row, client]),
         selected=selected,
         weight=weight,

@@ -23,6 +23,7 @@ class ExpertStatus:
     replicas: int
     drift: float | None
     pid: int | None
+    knows: str | None  # in a few words, from the model's card; None: nobody said
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, for JSON."""
@@ -30,7 +31,13 @@ class ExpertStatus:
 
 
 def status_of(
-    client: int, records: Collection[HostRecord], *, load_ratio: float, selected: int, restarts: int
+    client: int,
+    records: Collection[HostRecord],
+    *,
+    load_ratio: float,
+    selected: int,
+    restarts: int,
+    knows: str | None,
 ) -> ExpertStatus:
     """The status of a client, from the records of its owner and replicas."""
     owner = next((record for record in records if record.host.owner), None)
@@ -48,4 +55,5 @@ def status_of(
         replicas=sum(record.health.state is State.UP for record in records),
         drift=seen.drift[place] if seen else None,
         pid=seen.pid if seen else None,
+        knows=knows,
     )

@@ -23,6 +23,7 @@ from actors.serving.probing import Prober
 from actors.serving.status import ExpertStatus, status_of
 from actors.serving.system import System
 from airmoe_ray.errors import UserError
+from airmoe_ray.model.routing import Participants
 from airmoe_ray.radio.ledger import check_budget
 
 log = logging.getLogger("airmoe")
@@ -45,10 +46,9 @@ class Supervisor:
         """N: how many clients there are, up or not."""
         return self.hosts.total
 
-    @property
-    def someone_is_up(self) -> bool:
-        """Whether any client can answer."""
-        return self.hosts.someone_is_up
+    def check_up(self, participants: Participants) -> None:
+        """Raise where no client of a request is up."""
+        self.hosts.check_up(participants)
 
     @property
     def renewals_lost(self) -> int:
@@ -139,6 +139,7 @@ class Supervisor:
     def status(self) -> list[ExpertStatus]:
         """Every client with its owner's node and state."""
         by_client, ratio, selected = self.hosts.by_client(), self.load.ratio_N, self.load.selected_N.tolist()
+        knows = self.system.card.clients
         return [
             status_of(
                 client,
@@ -146,6 +147,7 @@ class Supervisor:
                 load_ratio=ratio[client],
                 selected=selected[client],
                 restarts=self.prober.restarts[client],
+                knows=knows[client] if client < len(knows) else None,
             )
             for client in range(self.total)
         ]

@@ -13,6 +13,7 @@ from airmoe_ray.features.preprocess import to_tensor
 from airmoe_ray.inference.masks import Prepared, prepare_image
 from airmoe_ray.model.local_clients import LocalRound
 from airmoe_ray.model.moe import AirMoE
+from airmoe_ray.model.routing import Participant, Participants
 from airmoe_ray.model.seam import AirMoEOutput
 from airmoe_ray.runtime.device import pick_device
 from airmoe_ray.storage.checkpoint import ModelCard, load_checkpoint, load_weights
@@ -58,9 +59,20 @@ class Segmenter:
         return prepare_image(image, self.config, self.backbone.pad_multiple)
 
     @torch.inference_mode()
-    def run(self, images: Sequence[Prepared], ids_B: Sequence[int]) -> AirMoEOutput[LocalRound]:
-        """Backbone and AirMoE on images of one padded size."""
+    def run(
+        self,
+        images: Sequence[Prepared],
+        ids_B: Sequence[int],
+        *,
+        only: Participant | None = None,
+        without: Participant | None = None,
+    ) -> AirMoEOutput[LocalRound]:
+        """Backbone and AirMoE on images of one padded size; `only` one participant's answer, or that `without` one."""
+        participants = Participants(only, without)
+        participants.check(self.config.experts.count, shared=self.model.shared is not None)
         images_B3HW = to_tensor([image.padded for image in images]).to(self.backbone.mean.device)
         maps = self.backbone.maps(images_B3HW, fine=self.model.refiner is not None)
-        output: AirMoEOutput[LocalRound] = self.model(maps.features_BDhw, ids_B, fine=maps.fine)
+        output: AirMoEOutput[LocalRound] = self.model(
+            maps.features_BDhw, ids_B, fine=maps.fine, participants=participants
+        )
         return output

@@ -5,7 +5,7 @@ Suffixes: B inputs, N clients, K routed, M prototypes, d statistic, D features, 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,16 @@ from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
 from airmoe_ray.model.cloud_parts import CloudParts, cloud_parts
 from airmoe_ray.model.fusion import fusion_weights
 from airmoe_ray.model.local_clients import LocalClients, LocalRound
-from airmoe_ray.model.routing import keep_strongest, route, truncate
-from airmoe_ray.model.seam import AirMoEOutput, Clients, R_co
+from airmoe_ray.model.routing import (
+    EVERYBODY,
+    Participants,
+    Routing,
+    keep_strongest,
+    nobody_routed,
+    route,
+    truncate,
+)
+from airmoe_ray.model.seam import AirMoEOutput, Clients, R_co, Round
 from airmoe_ray.radio.power import receive, receive_scale
 from airmoe_ray.runtime.rng import complex_normal_BN
 
@@ -31,30 +39,81 @@ def collaborate(
     seed: int,
     shared: Callable[[Tensor], Tensor] | None = None,
     refine: Callable[[Tensor], Tensor] | None = None,
+    participants: Participants = EVERYBODY,
 ) -> AirMoEOutput[R_co]:
     """Algorithm 1 for one mini-batch, from the broadcast of (Q, F) to the fused logits.
 
     With a `shared` head the cloud adds its own logits to what the air delivers; with `refine` it sharpens the sum.
+    Everybody answers the query, but only `participants` are routed; the cloud's head alone needs no transmission.
     """
     round_ = clients.begin(ids_B, channel)
 
     reading = round_.read(query_dist_Bd)  # Eq. (9)-(10), (13)
+    present_N = reading.present_N
+    if not participants.no_client:
+        present_N = participants.among(present_N, reading.faded_BN)
     routing = route(  # Eq. (14)-(16)
         query_dist_Bd,
         reading.stat_BNd,
         config=routing_config,
         priority_BN=_random_priority(reading.stat_BNd, ids_B, seed) if routing_config.rule == "random" else None,
-        present_N=reading.present_N,
+        present_N=present_N,
     )
-    silent_BN = reading.faded_BN if reading.present_N is None else reading.faded_BN | ~reading.present_N
-    routing = truncate(routing, silent_BN, channel.truncation)
-    if routing.all_faded_B.any():
-        routing = keep_strongest(routing, round_.gains(routing.selected_BK))
+    if participants.no_client:
+        heard = _nothing(nobody_routed(routing), query_dist_Bd)
+    else:
+        silent_BN = reading.faded_BN if present_N is None else reading.faded_BN | ~present_N
+        routing = truncate(routing, silent_BN, channel.truncation)
+        if routing.all_faded_B.any():
+            routing = keep_strongest(routing, round_.gains(routing.selected_BK))
+        heard = _over_the_air(round_, features_BDhw, query_dist_Bd, routing, config=routing_config, channel=channel)
 
+    logits_BChw, shared_BChw, head = heard.logits_BChw, None, participants.head(shared)
+    if head is not None:
+        shared_BChw = head(features_BDhw)
+        logits_BChw = logits_BChw + shared_BChw
+    return AirMoEOutput(
+        logits_BChw=logits_BChw if refine is None else refine(logits_BChw),
+        coarse_BChw=logits_BChw,
+        query_dist_Bd=query_dist_Bd,
+        routing=heard.routing,
+        delta_BK=heard.delta_BK,
+        beta_BK=heard.beta_BK,
+        rho_B=heard.rho_B,
+        nmse_B=heard.nmse_B,
+        round=round_,
+        shared_BChw=shared_BChw,
+        alpha_BNM=reading.alpha_BNM,
+        psi_BKd=heard.psi_BKd,
+    )
+
+
+class _Heard(NamedTuple):
+    """What the routed clients delivered, and how."""
+
+    logits_BChw: Tensor  # y^_ota; zeros (B, 1, 1, 1) where nobody transmitted
+    routing: Routing  # as carried out
+    delta_BK: Tensor
+    beta_BK: Tensor
+    rho_B: Tensor
+    nmse_B: Tensor
+    psi_BKd: Tensor | None
+
+
+def _over_the_air(
+    round_: Round,
+    features_BDhw: Tensor,
+    query_dist_Bd: Tensor,
+    routing: Routing,
+    *,
+    config: RoutingConfig,
+    channel: ChannelConfig,
+) -> _Heard:
+    """The routed clients run their experts, agree on weights, and transmit at once."""
     report = round_.forward(features_BDhw, query_dist_Bd, routing)  # Eq. (17)-(20)
     routing = report.routing
     while True:
-        beta_BK = fusion_weights(report.delta_BK, routing.active_BK, routing_config)  # Eq. (21)
+        beta_BK = fusion_weights(report.delta_BK, routing.active_BK, config)  # Eq. (21)
         rho_B = receive_scale(report.scale_limit_BK, beta_BK, routing.active_BK)  # Eq. (22)
         if not channel.rho_grad:
             rho_B = rho_B.detach()
@@ -65,24 +124,15 @@ def collaborate(
         routing = replace(routing, active_BK=routing.active_BK & ~received.lost_BK)
     logits_BChw = receive(received.signal_BChw, rho_B)  # Eq. (23)
     nmse_B = received.error_energy_B / received.clean_energy_B.clamp_min(torch.finfo(logits_BChw.dtype).tiny)
-    shared_BChw = None
-    if shared is not None:
-        shared_BChw = shared(features_BDhw)
-        logits_BChw = logits_BChw + shared_BChw
-    return AirMoEOutput(
-        logits_BChw=logits_BChw if refine is None else refine(logits_BChw),
-        coarse_BChw=logits_BChw,
-        query_dist_Bd=query_dist_Bd,
-        routing=routing,
-        delta_BK=report.delta_BK,
-        beta_BK=beta_BK,
-        rho_B=rho_B,
-        nmse_B=nmse_B,
-        round=round_,
-        shared_BChw=shared_BChw,
-        alpha_BNM=reading.alpha_BNM,
-        psi_BKd=report.psi_BKd,
-    )
+    return _Heard(logits_BChw, routing, report.delta_BK, beta_BK, rho_B, nmse_B, report.psi_BKd)
+
+
+def _nothing(routing: Routing, query_dist_Bd: Tensor) -> _Heard:
+    """Nobody transmits: nothing to add, nothing distorted."""
+    batch = len(query_dist_Bd)
+    nobody_BK = query_dist_Bd.new_zeros(batch, 0)
+    zeros_B = query_dist_Bd.new_zeros(batch)
+    return _Heard(zeros_B[:, None, None, None], routing, nobody_BK, nobody_BK, zeros_B + 1, zeros_B, None)
 
 
 def _random_priority(stat_BNd: Tensor, ids_B: Sequence[int], seed: int) -> Tensor:
@@ -122,6 +172,7 @@ class AirMoE(nn.Module):
         fine: Sequence[Tensor] = (),
         routing_config: RoutingConfig | None = None,
         channel: ChannelConfig | None = None,
+        participants: Participants = EVERYBODY,
     ) -> AirMoEOutput[LocalRound]:
         """Query, Eq. (8), then `collaborate`; `routing_config` and `channel` take the place of the configured ones.
 
@@ -137,4 +188,5 @@ class AirMoE(nn.Module):
             seed=self.config.seed,
             shared=self.shared,
             refine=self.cloud.refine(fine),
+            participants=participants,
         )

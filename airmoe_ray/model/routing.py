@@ -4,13 +4,73 @@ Suffixes: B inputs, N clients, K routed, d statistic.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from airmoe_ray.config import RoutingConfig
+from airmoe_ray.errors import UserError
 from airmoe_ray.model.statistics import js_divergence
+
+Head = TypeVar("Head")
+Participant = int | Literal["cloud"]  # a client's id, or the cloud's own head
+
+
+class NobodyPresentError(RuntimeError):
+    """No client that may be routed has answered the query."""
+
+
+@dataclass(frozen=True)
+class Participants:
+    """Whose answer is wanted: everybody's, that of one participant alone, or that of all but one.
+
+    A client that does not take part is treated as not present. The refiner is no participant: it is always at work.
+    """
+
+    only: Participant | None = None
+    without: Participant | None = None
+
+    @property
+    def everybody(self) -> bool:
+        """Whether nobody is left out."""
+        return self.only is None and self.without is None
+
+    @property
+    def no_client(self) -> bool:
+        """Whether the cloud's own head answers alone."""
+        return self.only == "cloud"
+
+    def check(self, clients: int, *, shared: bool) -> None:
+        """Refuse a choice that a model of so many clients, with a head at the cloud or none, cannot answer."""
+        if self.only is not None and self.without is not None:
+            raise UserError("only and without: both are given; give one of them")
+        for name, one in (("only", self.only), ("without", self.without)):
+            if one == "cloud" and not shared:
+                raise UserError(f"{name}: cloud: this model has no head at the cloud (experts.shared); name a client")
+            if isinstance(one, int) and not 0 <= one < clients:
+                cloud = ", and cloud" if shared else ""
+                raise UserError(f"{name}: {one}: there are clients 0 to {clients - 1}{cloud}")
+        if self.without == 0 and clients == 1:
+            raise UserError("without: 0: it is the only client; nobody would be left")
+
+    def includes(self, client: int) -> bool:
+        """Whether this client may be routed."""
+        return self.without != client if self.only is None else self.only == client
+
+    def among(self, present_N: Tensor | None, reference_BN: Tensor) -> Tensor | None:
+        """Who of those present may be routed, on the device of the reference; None: everybody."""
+        if self.everybody:
+            return present_N
+        wanted_N = torch.tensor([self.includes(j) for j in range(reference_BN.shape[1])], device=reference_BN.device)
+        return wanted_N if present_N is None else wanted_N & present_N
+
+    def head(self, shared: Head | None) -> Head | None:
+        """The cloud's own head where it takes part."""
+        return shared if self.only in {None, "cloud"} and self.without != "cloud" else None
+
+
+EVERYBODY = Participants()
 
 
 @dataclass(frozen=True)
@@ -25,6 +85,11 @@ class Routing:
     transmit_BK: Tensor  # who transmits; equals selected unless the faded are substituted
     active_BK: Tensor  # False where the client of transmit_BK is in deep fade and stays silent
     all_faded_B: Tensor  # nobody could transmit above the threshold
+
+    @property
+    def eligible_BN(self) -> Tensor:
+        """Who could be routed at all: present, and a participant of the request."""
+        return self.score_BN > -torch.inf
 
 
 def score(js_BN: Tensor, config: RoutingConfig) -> Tensor:
@@ -56,6 +121,8 @@ def route(
     key_BN = score_BN if priority_BN is None else priority_BN
     top_k = config.top_k
     if present_N is not None:
+        if not present_N.any():
+            raise NobodyPresentError("no client that may be routed has answered the query")
         score_BN, key_BN = (x.masked_fill(~present_N, -torch.inf) for x in (score_BN, key_BN))
         top_k = min(top_k, int(present_N.sum()))
     order_BN = torch.sort(key_BN.detach(), dim=-1, descending=True, stable=True).indices
@@ -92,6 +159,17 @@ def keep_strongest(routing: Routing, gain_BK: Tensor) -> Routing:
         routing,
         transmit_BK=torch.where(rescue_B1, routing.selected_BK, routing.transmit_BK),
         active_BK=torch.where(rescue_B1, strongest_BK, routing.active_BK),
+    )
+
+
+def nobody_routed(routing: Routing) -> Routing:
+    """The same divergences with nobody selected: the cloud answers alone."""
+    selected_BK = routing.selected_BK[:, :0]
+    return replace(
+        routing,
+        selected_BK=selected_BK,
+        transmit_BK=selected_BK,
+        active_BK=torch.zeros_like(selected_BK, dtype=torch.bool),
     )
 
 

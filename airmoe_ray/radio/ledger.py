@@ -24,7 +24,7 @@ class Ledger:
     downlink_routed_bits: int  # one bit per client: you are routed
     uplink_report_bits: int  # delta_j and c_j of the routed
     downlink_weights_bits: int  # beta_j each, rho once
-    air_channel_uses: int  # d_y of payload, whatever K is; pilots come on top
+    air_channel_uses: int  # d_y of payload, whatever K is; pilots come on top; 0 where nobody transmits
     uplink_raw_feature_bits: int  # instead of statistics: every client's hidden features
     tdma_bits: int  # instead of the air: every routed client's quantised output in turn
     tdma_channel_uses: int | None  # the same in channel uses at scale_limit; None without channel gains
@@ -63,8 +63,8 @@ def account(
         uplink_routing_bits=routing_uplink_bits(n, d, bits),
         downlink_routed_bits=n,
         uplink_report_bits=2 * bits * top_k,
-        downlink_weights_bits=top_k * bits + bits,
-        air_channel_uses=d_y,
+        downlink_weights_bits=(top_k + 1) * bits if top_k else 0,
+        air_channel_uses=d_y if top_k else 0,
         uplink_raw_feature_bits=raw_feature_bits(config, cells, clients=n, bits=bits),
         tdma_bits=top_k * d_y * digital_bits,
         tdma_channel_uses=tdma_uses,

@@ -135,12 +135,14 @@ class Metrics:
         self.snr.set(config.channel.snr_db if config.channel.kind != "ideal" else nan)
         self.balancedness.set(nan)  # unknown, and no alert, before the first image
 
-    def observe(self, result: ImageResult, *, seconds: float) -> None:
-        """Count one finished image, which took `seconds` from arrival to result."""
+    def observe(self, result: ImageResult, *, seconds: float, load: bool = True) -> None:
+        """Count one finished image, which took `seconds` from arrival to result; its times alone if it is no `load`."""
         for stage, milliseconds in result.timings_ms.items():
             if stage != "total":
                 self.observe_stage(stage, seconds=milliseconds / 1e3)
         self.observe_stage("total", seconds=seconds)
+        if not load:
+            return
 
         for client in result.clients:
             series = self._traffic.get(client.id) or self._new_traffic(client.id)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from airmoe_ray.model.routing import Participant
 from airmoe_ray.radio.ledger import Ledger
 
 MAX_SEED = 2**63 - 1
@@ -16,6 +17,16 @@ def _no_truth_value(value: Any) -> Any:
     return value
 
 
+def _participant(value: Any) -> Any:
+    """A client's number or the word cloud, in one step: a union's own complaint has a line per member."""
+    if value == "cloud" or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    if isinstance(value, str) and value.lstrip("-").isdecimal() and len(value) <= 9:
+        return int(value)
+    raise ValueError("expected the number of a client, or cloud")
+
+
+_Who = BeforeValidator(_participant)
 _Number = BeforeValidator(_no_truth_value)  # JSON's `true` would pass as 1; last, or the schema loses the range
 
 
@@ -28,6 +39,10 @@ class Parameters(BaseModel):
     snr_db: Annotated[float, Field(ge=-60, le=120, description="SNR of the channel [dB]"), _Number] | None = None
     channel: Annotated[Literal["air", "ideal", "digital"], Field(description="Kind of channel")] | None = None
     seed: Annotated[int, Field(ge=0, le=MAX_SEED, description="Fading and noise follow from it"), _Number] | None = None
+    only: Annotated[Participant, Field(description="The answer of this client alone, or cloud's head"), _Who] | None = (
+        None
+    )
+    without: Annotated[Participant, Field(description="The answer without this client, or cloud"), _Who] | None = None
     view: Annotated[Literal["mask", "color", "overlay"], Field(description="What a PNG answer shows")] = "mask"
 
 

@@ -17,6 +17,7 @@ from actors.serving.supervisor import Supervisor
 from actors.serving.system import System
 from airmoe_ray.data.base import UInt8Array
 from airmoe_ray.inference.masks import Prepared, prepare_image
+from airmoe_ray.model.routing import Participants
 from api.http.codec.decode import decode
 from api.http.errors import ApiError
 from api.http.metrics import Metrics
@@ -74,7 +75,10 @@ class Service:
             channel = channel.model_copy(update={"snr_db": parameters.snr_db})
         if parameters.channel is not None:
             channel = channel.model_copy(update={"kind": parameters.channel})
-        return Settings(routing, channel, renew=self.config.serve.renew_frl and parameters.seed is None)
+        participants = Participants(parameters.only, parameters.without)
+        participants.check(self.supervisor.total, shared=self.config.experts.shared)
+        renew = self.config.serve.renew_frl and parameters.seed is None and participants.everybody
+        return Settings(routing, channel, renew, participants)
 
     def decode(self, data: bytes, keep_rgb: bool) -> tuple[Prepared, UInt8Array | None]:
         """Decode and prepare an image file; its own pixels, up to 150 MB, are kept only where they are needed."""
@@ -100,8 +104,10 @@ class Service:
         result = await self.orchestrator.segment(image, id=identity, settings=settings, deadline_s=left_s)
         result = replace(result, timings_ms={"decode": decode_ms, **result.timings_ms})
         seconds = time.perf_counter() - arrived
-        self.metrics.observe(result, seconds=seconds)
-        self.recent.add(result, seconds=seconds)
+        load = settings.participants.everybody  # else routing did not choose freely
+        self.metrics.observe(result, seconds=seconds, load=load)
+        if load:
+            self.recent.add(result, seconds=seconds)
         return result
 
     def stats(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from airmoe_ray.features.preprocess import to_tensor
 from airmoe_ray.inference.masks import Prepared
 from airmoe_ray.inference.segmenter import Segmenter
 from airmoe_ray.model.moe import AirMoE, collaborate
+from airmoe_ray.model.routing import EVERYBODY
 from airmoe_ray.storage.checkpoint import ModelCard, save_checkpoint
 
 TINY: dict[str, Any] = {
@@ -142,9 +143,9 @@ class Service:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(120)
 
-    def settings(self, *, renew: bool = False, top_k: int = 2, **channel: Any) -> Settings:
+    def settings(self, *, renew: bool = False, top_k: int = 2, whose: Any = EVERYBODY, **channel: Any) -> Settings:
         routing = self.config.routing.model_copy(update={"top_k": top_k})
-        return Settings(routing, self.config.channel.model_copy(update=channel), renew)
+        return Settings(routing, self.config.channel.model_copy(update=channel), renew, whose)
 
     async def ask(
         self, seed: int, *, deadline_s: float | None = None, size: tuple[int, int] = (64, 64), **kw: Any
@@ -179,6 +180,7 @@ class Service:
                 channel=self.settings(**channel).channel,
                 seed=self.config.seed,
                 shared=model.shared,
+                participants=self.settings(**channel).participants,
             )
 
     def agrees(self, answer: ImageResult, expected: Any) -> bool:

@@ -29,6 +29,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dilations=[2, 4, 8],
         backbone_name=backbone.name,
         backbone_fingerprint=backbone.fingerprint,
+        name="little town",
+        terms="for research use only",
+        clients=["clear days", "rainy streets", "night drawings"],  # nobody said what the fourth knows
     )
     model = AirMoE(config, feature_dim=backbone.dim, classes=len(card.classes), dilations=(2, 4, 8))
     folder = tmp_path_factory.mktemp("web") / "run"

@@ -13,7 +13,7 @@ _MOST_ROWS = 50  # of a table of experts; beyond it, neighbours in one actor sha
 
 
 def status(url: UrlOption = HERE, key: KeyOption = None, as_json: JsonOption = False) -> None:
-    """Experts of a running server: node, GPUs, state, version, load, restarts, replicas."""
+    """Experts of a running server: what they know, node, GPUs, state, version, load, restarts, replicas."""
     body = call_json("GET", f"{url}/experts", key, has="experts")
     if as_json:
         print_json(body)
@@ -25,13 +25,17 @@ def print_experts(experts: list[dict[str, Any]]) -> None:
     """Print a table of experts, as `/experts` lists them."""
     table = Table("expert", "state", "node", "GPUs", "version", "load", "restarts", "replicas")
     rows = [[e] for e in experts] if len(experts) <= _MOST_ROWS else _alike(experts)
+    named = len(rows) == len(experts) and any(e.get("knows") for e in experts)
+    if named:
+        table.add_column("knows")
     for row in rows:
         first, last = row[0], row[-1]
         name = str(first["id"]) if len(row) == 1 else f"{first['id']}-{last['id']}"
         gpus = ",".join(first["gpu_ids"]) or "-"
         load = f"{sum(e['load_ratio'] for e in row) / len(row):.2f}"
         versions, restarts, replicas = (_range(e[key] for e in row) for key in ("version", "restarts", "replicas"))
-        table.add_row(name, first["state"], str(first["node"]), gpus, versions, load, restarts, replicas)
+        knows = [first.get("knows") or "-"] if named else []
+        table.add_row(name, first["state"], str(first["node"]), gpus, versions, load, restarts, replicas, *knows)
     stdout.print(table)
 
 

@@ -41,7 +41,7 @@ async def metrics(service: ServiceDep) -> Response:
 
 @router.get("/experts")
 async def experts(service: ServiceDep) -> dict[str, Any]:
-    """Every expert with its node, GPUs, state, version, load, restarts and replicas."""
+    """Every expert with what it knows, its node, GPUs, state, version, load, restarts and replicas."""
     return {"experts": [status.as_dict() for status in service.supervisor.status()]}
 
 
@@ -53,10 +53,12 @@ async def routing_stats(service: ServiceDep) -> dict[str, Any]:
 
 @router.get("/config")
 async def config(service: ServiceDep) -> dict[str, Any]:
-    """Classes, limits and settings of this server, without secrets and paths."""
-    classes, serve = service.classes, service.config.serve
+    """Name and terms of the model, classes, limits and settings of this server, without secrets and paths."""
+    classes, serve, card = service.classes, service.config.serve, service.system.card
     return {
         "model": "airmoe",
+        "name": card.name,
+        "terms": card.terms,
         "classes": [
             {"id": number, "name": name, "color": list(color)}
             for number, (name, color) in enumerate(zip(classes.names, classes.palette, strict=True))

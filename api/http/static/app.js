@@ -1,6 +1,6 @@
 // The page: one image, one set of parameters, one request at a time.
 
-import { getConfig, segment } from "./lib/api.js";
+import { getConfig, getExperts, segment } from "./lib/api.js";
 import { Picture } from "./views/canvas.js";
 import { Controls, setUpProbe, setUpView } from "./views/controls.js";
 import { byId } from "./lib/dom.js";
@@ -12,21 +12,28 @@ import { loadSamples, setUpInput } from "./views/input.js";
 import { Legend } from "./views/legend.js";
 import { Live } from "./views/live.js";
 import { clearNotice, showError, showNotice } from "./views/notice.js";
+import { Whose } from "./views/whose.js";
 
 const picture = new Picture();
 const flow = new Flow();
 const legend = new Legend((id) => picture.highlight(id));
-const experts = new Experts();
+const whose = new Whose({ onChoose: run, onDisagree: (on) => picture.markDifferences(on) });
+const experts = new Experts(whose);
 const live = new Live();
 const controls = new Controls({ onChange: run, onCounts: (n, k) => flow.setCounts(n, k) });
 
 let config = null;
 let image = null; // {blob, type, name}
 let request = null; // the latest; whatever an older one brings is dropped
+let fused = null; // {key, answer}: everybody's answer to the image, and the parameters it was asked with
 
 async function start() {
   try {
-    config = await getConfig();
+    const [found, clients] = await Promise.all([getConfig(), getExperts()]);
+    config = found;
+    whose.setNames(clients);
+    whose.hasHead = config.settings.experts.shared;
+    showTerms(config);
     for (const { id, color } of config.classes) picture.palette[id] = color;
     legend.preview(config.classes);
     controls.reset(config.settings);
@@ -47,6 +54,8 @@ async function useImage(chosen) {
   }
   request?.abort();
   image = chosen;
+  fused = null;
+  whose.reset();
   clearNotice();
   if (config) legend.preview(config.classes);
   const zone = byId("drop-zone");
@@ -62,8 +71,7 @@ async function run() {
   const mine = (request = new AbortController());
   setBusy(true);
   try {
-    const answer = await segment(image, controls.parameters, mine.signal);
-    if (mine === request) await show(answer);
+    await answerTo(controls.parameters, whose.choice, mine);
   } catch (error) {
     if (error.name === "AbortError" || mine !== request) return;
     flow.stop();
@@ -75,19 +83,48 @@ async function run() {
   }
 }
 
-async function show(answer) {
+/** Ask and show. An answer of one participant comes first, then what it is compared with, unless that is known. */
+async function answerTo(parameters, choice, mine) {
+  const key = JSON.stringify(parameters);
+  const ask = (whom) => segment(image, parameters, whom, mine.signal);
+  const known = fused?.key === key;
+  const answer = choice === null && known ? fused.answer : await ask(choice);
+  if (mine !== request) return;
+  if (choice === null) fused = { key, answer };
+  await show(answer, choice);
+  if (choice === null || mine !== request) return;
+  if (!known) {
+    const everybody = await ask(null);
+    if (mine !== request) return;
+    fused = { key, answer: everybody };
+    whose.setFused(everybody);
+  }
+  const share = await picture.compareWith(fused.answer);
+  if (mine === request) whose.describe(answer, share ?? undefined);
+}
+
+async function show(answer, choice) {
   const changedShare = await picture.setMask(answer);
   legend.show(answer, picture.palette);
   experts.show(answer);
+  if (choice === null) whose.setFused(answer);
+  whose.describe(answer);
   showFacts(answer, changedShare);
   controls.setClients(answer.routing.experts.length);
   flow.done(answer);
   byId("results").dataset.state = "answered";
-  if (answer.routing.degraded) showNotice("warning", "Degraded answer", answer.routing.reason ?? "");
+  if (choice === null && answer.routing.degraded) showNotice("warning", "Degraded answer", answer.routing.reason ?? "");
   else clearNotice();
-  byId("announce").textContent = inWords(answer);
-  byId("mask-canvas").setAttribute("aria-label", inWords(answer));
+  const words = `${choice === null ? "" : `${byId("whose-words").textContent}. `}${inWords(answer)}`;
+  byId("announce").textContent = words;
+  byId("mask-canvas").setAttribute("aria-label", words);
   live.refresh();
+}
+
+/** The terms of the weights, where they carry any. */
+function showTerms({ name, terms }) {
+  byId("terms").hidden = !terms;
+  byId("terms").textContent = `${name ? `Model ${name}` : "Weights"}: ${terms}`;
 }
 
 function setBusy(busy) {

@@ -24,6 +24,7 @@ from airmoe_ray.config import Config
 from airmoe_ray.features.backbone import load_backbone
 from airmoe_ray.features.preprocess import to_tensor
 from airmoe_ray.model.moe import AirMoE, collaborate
+from airmoe_ray.model.routing import Participants
 from airmoe_ray.model.seam import AirMoEOutput
 from airmoe_ray.storage.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 
@@ -185,7 +186,7 @@ def test_renewal_over_ray_is_that_of_one_process_also_through_a_replica(
             torch.testing.assert_close(kept["importance"], frl.importance_NM[client], rtol=1e-9, atol=1e-12)
 
 
-def test_the_cloud_adds_its_own_head_as_in_one_process(
+def test_the_cloud_adds_its_own_head_and_leaves_out_who_is_to_be_left_out_as_in_one_process(
     double: Pair, make_config: Callable[..., Config], tmp_path: Path
 ) -> None:
     config = make_config(experts={"shared": True}, cluster={"cloud_threads": 1, "call_deadline_s": 60})
@@ -197,6 +198,16 @@ def test_the_cloud_adds_its_own_head_as_in_one_process(
     cloud.connect(pair.clients().roster)
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 48, 3), dtype=np.uint8)
     features = backbone(to_tensor(list(images)))
+    fused = pair.in_process(features, (1, 2, 3))
+    everybody, routed = fused.logits_BChw, int(fused.routing.selected_BK[0, 0])
+    choices = ({"only": routed}, {"only": "cloud"}, {"without": routed}, {"without": "cloud"})
+    for whose in (Participants(**choice) for choice in choices):
+        settings = Settings(config.routing, config.channel, participants=whose)
+        answer = torch.from_numpy(cloud.segment(Segment((1, 2, 3), settings, 1, 60.0), images).logits_BChw)
+        with torch.inference_mode():
+            expected = model(features, (1, 2, 3), participants=whose).logits_BChw
+        assert_close(answer, expected, 1e-4)
+        assert (answer - everybody).abs().max() > 1e-2 * everybody.abs().max()
     for channel in ({"snr_db": 0.0}, {"kind": "digital"}, {"kind": "ideal"}):
         settings = Settings(config.routing, config.channel.model_copy(update=channel))
         answer = torch.from_numpy(cloud.segment(Segment((1, 2, 3), settings, 1, 60.0), images).logits_BChw)

@@ -15,7 +15,7 @@ from torch import Tensor
 from actors.errors import NoExpertsError
 from actors.serving.results import ImageResult
 from airmoe_ray.model.local_clients import LocalRound
-from airmoe_ray.model.routing import Routing, replace_lost
+from airmoe_ray.model.routing import Participants, Routing, replace_lost
 from airmoe_ray.model.seam import Reading, Report
 from airmoe_ray.radio.channel import Received
 
@@ -116,10 +116,14 @@ def test_an_expert_that_cannot_start_again_is_made_anew_until_it_can(service: An
     client = heaviest(service.segment(5))
     restarts, actor = service.status()[client].restarts, service.owner(client)
     order = service.order("start", client, "fail")  # Ray gives up on an actor whose constructor fails
-    service.kill(client)
+    service.order("forward", client, "die")
+    for _ in range(2):  # lost under way, and known to be lost: nobody answers in the place of the one that was wanted
+        with pytest.raises(NoExpertsError, match=f"expert {client} is not up"):
+            service.segment(5, whose=Participants(only=client))
     service.wait(lambda: service.owner(client) is not actor)
     answer = service.segment(5)
     assert answer.reason == f"expert {client} is restarting"
+    assert not service.segment(5, whose=Participants(without=client), kind="ideal").degraded  # nothing is missing there
     order.unlink()
     service.wait(service.all_up)
     again = service.segment(5)

@@ -6,9 +6,11 @@ from typing import Any
 
 import httpx
 
+from actors.errors import NoExpertsError
 from actors.serving.load_window import LoadWindow
 from airmoe_ray.config import Config
 from airmoe_ray.errors import CheckpointError
+from airmoe_ray.model.routing import Participants
 from api.http.app import create_app
 from api.http.service import Service
 from tests.api.http.images import photo, saved
@@ -22,11 +24,15 @@ class Experts:
     """A supervisor of experts that do not exist."""
 
     def __init__(self, *, up: bool = True) -> None:
-        self.total, self.someone_is_up, self.renewals_lost = 4, up, 0
+        self.total, self.up, self.renewals_lost = 4, up, 0
         self.load = LoadWindow(4, 10)
 
     def status(self) -> list[Any]:
         return []
+
+    def check_up(self, participants: Participants) -> None:
+        if not self.up:
+            raise NoExpertsError("no expert is up")
 
     async def watch(self) -> None:
         """Nobody to watch."""
@@ -44,7 +50,9 @@ class Experts:
 
 def make_service(*, up: bool = True, **serve: Any) -> Service:
     config = Config.model_validate({"experts": {"count": 4}, "routing": {"top_k": 2}, "serve": serve})
-    card = SimpleNamespace(classes=["road", "sky"], palette=[[128, 64, 128], [70, 130, 180]])
+    card = SimpleNamespace(
+        classes=["road", "sky"], palette=[[128, 64, 128], [70, 130, 180]], name="", terms="", clients=[]
+    )
     system = SimpleNamespace(config=config, card=card, pad_multiple=16, stop=lambda: None)
     return Service(system, Experts(up=up))
 

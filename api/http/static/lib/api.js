@@ -73,14 +73,16 @@ const json = async (path, options) =>
   (await send(path, { headers: { Accept: "application/json" }, ...options })).json();
 
 export const getConfig = () => json("/config");
+export const getExperts = async () => (await json("/experts")).experts;
 export const getSamples = async () => (await json("/samples")).samples;
 export const getStats = (signal) => json("/routing/stats", { signal });
 
 /** Samples are fetched, not put into <img src>: only a fetch can carry the API key. */
 export const getBlob = async (path) => (await send(path)).blob();
 
-export function segment(image, { topK, snrDb, channel, seed }, signal) {
-  const query = new URLSearchParams({ top_k: topK, snr_db: snrDb, channel, seed });
+/** `choice` is {only: who} or {without: who}, or null for everybody's answer. */
+export function segment(image, { topK, snrDb, channel, seed }, choice, signal) {
+  const query = new URLSearchParams({ top_k: topK, snr_db: snrDb, channel, seed, ...choice });
   return json(`/segment?${query}`, {
     method: "POST",
     body: image.blob,

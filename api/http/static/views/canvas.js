@@ -16,6 +16,9 @@ export class Picture {
     this.opacity = 0.6;
     this.highlighted = null;
     this.mask = null;
+    this.fused = null; // {answer, indices}: the mask that others are compared with
+    this.compared = null; // its indices while another one is shown
+    this.marksDifferences = false;
     this.palette = [];
   }
 
@@ -45,11 +48,29 @@ export class Picture {
     if (blob !== this.blob) return null; // this mask belongs to an image that is gone
     const before = this.mask;
     this.mask = mask;
+    this.compared = null;
     await this.#fitImage(answer.width, answer.height);
     this.maskCanvas.width = mask.width;
     this.maskCanvas.height = mask.height;
     this.paint();
     return before && before.indices.length === mask.indices.length ? changed(before.indices, mask.indices) : null;
+  }
+
+  /** Compare the mask with that of another answer; the share of pixels that differ, null where sizes do. */
+  async compareWith(answer) {
+    if (this.fused?.answer !== answer) {
+      this.fused = { answer, indices: (await decodeIndexPng(answer.mask, MAX_SIDE)).indices };
+    }
+    if (this.mask?.indices.length !== this.fused.indices.length) return null;
+    this.compared = this.fused.indices;
+    if (this.marksDifferences) this.paint();
+    return changed(this.compared, this.mask.indices);
+  }
+
+  /** Keep only what differs from the mask of `compareWith` in colour, or all of it. */
+  markDifferences(on) {
+    this.marksDifferences = on;
+    this.paint();
   }
 
   setView(view) {
@@ -86,12 +107,16 @@ export class Picture {
     const overlay = this.view === "overlay";
     const colours = this.#colours(overlay ? this.opacity : 1);
     const outlines = this.#colours(overlay ? Math.min(1, this.opacity * 1.6) : 1);
+    const same = this.marksDifferences ? this.compared : null;
+    const faint = this.#colours((overlay ? this.opacity : 1) * DIMMED);
+    const strong = this.#colours(overlay ? Math.max(this.opacity, 0.85) : 1);
     const pixels = new ImageData(width, height);
     const out = new Uint32Array(pixels.data.buffer);
     for (let i = 0; i < indices.length; i++) {
       const id = indices[i];
       const edge = (i + 1 < indices.length && indices[i + 1] !== id) || (indices[i + width] ?? id) !== id;
-      out[i] = edge ? outlines[id] : colours[id];
+      if (same) out[i] = same[i] === id ? faint[id] : strong[id];
+      else out[i] = edge ? outlines[id] : colours[id];
     }
     this.maskCanvas.getContext("2d").putImageData(pixels, 0, 0);
   }

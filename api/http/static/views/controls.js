@@ -2,7 +2,7 @@
 
 import { byId, debounce } from "../lib/dom.js";
 
-const PAUSE_MS = 160; // no request while a slider is still moving
+const PAUSE_MS = 60; // no request while a slider is still moving: pointers report every 16 ms, held keys every 33
 const HINTS = {
   air: "Clients transmit together; fading and noise come in.",
   ideal: "The exact sum: what the air is measured against.",

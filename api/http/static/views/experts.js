@@ -7,10 +7,19 @@ import { MISSING, fixed, percent } from "../lib/format.js";
 
 const MOST_ROWS = 30;
 const STEPS = [0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5]; // upper ends of axes
-const ROLES = { routed: "routed", faded: "deep fade", absent: "absent", substitute: "substitute", idle: "" };
+const ROLES = {
+  routed: "routed",
+  faded: "deep fade",
+  absent: "absent",
+  substitute: "substitute",
+  "left-out": "left out",
+  idle: "",
+};
 
 export class Experts {
-  constructor() {
+  /** `whose` has the experts' names, and takes it when one of them is picked. */
+  constructor(whose) {
+    this.whose = whose;
     this.body = byId("experts-body");
     this.rows = new Map();
     this.order = "id";
@@ -41,7 +50,11 @@ export class Experts {
       this.shownIds = ids;
       this.body.replaceChildren(...shown.map(({ id }) => this.#row(id).element));
     }
-    for (const expert of shown) this.#fill(this.#row(expert.id), expert, roleOf(expert, truncated), scale);
+    const leftOut = this.whose.choice?.without;
+    for (const expert of shown) {
+      const role = expert.id === leftOut ? "left-out" : roleOf(expert, truncated);
+      this.#fill(this.#row(expert.id), expert, role, scale);
+    }
     this.#describe(experts, shown.length, truncated, scale);
   }
 
@@ -63,11 +76,24 @@ export class Experts {
           h("span", { class: "track", "aria-hidden": "true" }, h("i")),
         );
       const role = h("span", { class: "role" });
+      const known = this.whose.names.get(id);
+      const pick = h(
+        "button",
+        {
+          type: "button",
+          class: "expert-pick",
+          title: `What ${this.whose.nameOf(id)} says alone`,
+          "aria-pressed": "false",
+          onclick: () => this.whose.choose(id),
+        },
+        h("span", { class: "expert-id" }, String(id)),
+        h("span", { class: "expert-words" }, known ? h("span", { class: "knows" }, known) : null, role),
+      );
       const cells = [cell("js"), cell("probability"), cell("weight")];
       const element = h(
         "tr",
         { "data-expert": id },
-        h("th", { scope: "row" }, h("span", { class: "expert-id" }, String(id)), role),
+        h("th", { scope: "row" }, pick),
         ...cells,
       );
       this.rows.set(id, { element, role, cells });

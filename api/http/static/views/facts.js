@@ -34,7 +34,7 @@ function showChannel(channel, routing, changedShare) {
       "Per complex symbol",
       "noise-power",
     ],
-    ["Transmitting", `${spoke} at once`, "Routed clients that are not in deep fade", "transmitting"],
+    ["Transmitting", spoke ? `${spoke} at once` : "nobody", "Routed clients that are not in deep fade", "transmitting"],
     [
       "Pixels changed",
       changedShare === null ? MISSING : percent(changedShare),
@@ -43,7 +43,7 @@ function showChannel(channel, routing, changedShare) {
     ],
     ["Seed", String(channel.seed ?? MISSING), "Fading and noise follow from it", "seed"],
   ];
-  if (channel.kind === "digital") rows[3][1] = `${spoke} in turn`;
+  if (channel.kind === "digital" && spoke) rows[3][1] = `${spoke} in turn`;
   byId("channel-facts").replaceChildren(
     ...rows.map(([name, value, meaning, id]) =>
       h("div", { class: "fact", title: meaning }, h("dt", {}, name), h("dd", { "data-testid": `fact-${id}` }, value)),
@@ -89,7 +89,7 @@ function comparison({ title, ours, theirs, id }) {
   return h(
     "div",
     { class: "comparison", "data-testid": `compare-${id}` },
-    h("p", {}, `${title}: `, known ? verdict : h("strong", {}, ours[2](ours[1])), known ? ` than ${theirs[0]}` : ""),
+    h("p", {}, `${title}: `, !ours[1] ? h("strong", {}, "none") : known ? verdict : h("strong", {}, ours[2](ours[1])), known && ours[1] ? ` than ${theirs[0]}` : ""),
     bar(ours, "ours"),
     known ? bar(theirs, "theirs") : null,
   );
