@@ -25,7 +25,7 @@ ROOMS = {
         "features": {"runtime", "data"},
         "radio": {"runtime"},
         "model": {"runtime", "radio"},
-        "storage": {"runtime", "radio", "model"},
+        "storage": {"runtime", "data", "radio", "model"},
         "inference": {"runtime", "data", "features", "radio", "model", "storage"},
         "training": {"runtime", "data", "features", "radio", "model", "storage", "inference"},
     },

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
+from airmoe_ray.errors import UserError
 from airmoe_ray.model.cloud_parts import CloudParts, cloud_parts
 from airmoe_ray.model.fusion import fusion_weights
 from airmoe_ray.model.local_clients import LocalClients, LocalRound
-from airmoe_ray.model.routing import keep_strongest, route, truncate
+from airmoe_ray.model.routing import RoutingRule, keep_strongest, route, truncate
 from airmoe_ray.model.seam import AirMoEOutput, Clients, R_co
 from airmoe_ray.radio.power import receive, receive_scale
 from airmoe_ray.runtime.rng import complex_normal_BN
@@ -31,10 +32,12 @@ def collaborate(
     seed: int,
     shared: Callable[[Tensor], Tensor] | None = None,
     refine: Callable[[Tensor], Tensor] | None = None,
+    rule: RoutingRule | None = None,
 ) -> AirMoEOutput[R_co]:
     """Algorithm 1 for one mini-batch, from the broadcast of (Q, F) to the fused logits.
 
     With a `shared` head the cloud adds its own logits to what the air delivers; with `refine` it sharpens the sum.
+    A `rule` sorts the clients in the place of the configured one.
     """
     round_ = clients.begin(ids_B, channel)
 
@@ -43,7 +46,7 @@ def collaborate(
         query_dist_Bd,
         reading.stat_BNd,
         config=routing_config,
-        priority_BN=_random_priority(reading.stat_BNd, ids_B, seed) if routing_config.rule == "random" else None,
+        priority_BN=_priority(query_dist_Bd, reading.stat_BNd, ids_B, seed, routing_config, rule),
         present_N=reading.present_N,
     )
     silent_BN = reading.faded_BN if reading.present_N is None else reading.faded_BN | ~reading.present_N
@@ -85,6 +88,24 @@ def collaborate(
     )
 
 
+def _priority(  # noqa: PLR0917
+    query_dist_Bd: Tensor,
+    stat_BNd: Tensor,
+    ids_B: Sequence[int],
+    seed: int,
+    config: RoutingConfig,
+    rule: RoutingRule | None,
+) -> Tensor | None:
+    """What clients are sorted by, if not by their scores."""
+    if rule is not None:
+        priority_BN = rule(query_dist_Bd, stat_BNd)
+        if priority_BN.shape != stat_BNd.shape[:2]:
+            found, wanted = tuple(priority_BN.shape), tuple(stat_BNd.shape[:2])
+            raise UserError(f"the routing rule gave {found}; expected a number per input and client, {wanted}")
+        return priority_BN
+    return _random_priority(stat_BNd, ids_B, seed) if config.rule == "random" else None
+
+
 def _random_priority(stat_BNd: Tensor, ids_B: Sequence[int], seed: int) -> Tensor:
     """The control: an order of clients that has nothing to do with their statistics."""
     draws = complex_normal_BN(ids_B, stat_BNd.shape[1], seed=seed, purpose="random-routing")
@@ -105,6 +126,7 @@ class AirMoE(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.rule: RoutingRule | None = None  # one of one's own, in the place of the configured one
         shape: dict[str, Any] = {"feature_dim": feature_dim, "classes": classes, "dilations": dilations}
         self.query, self.shared, self.refiner = cloud_parts(config, **shape, fine_dims=fine_dims)
         self.clients = LocalClients(config, **shape)
@@ -137,4 +159,5 @@ class AirMoE(nn.Module):
             seed=self.config.seed,
             shared=self.shared,
             refine=self.cloud.refine(fine),
+            rule=self.rule,
         )

@@ -3,6 +3,7 @@
 Suffixes: B inputs, N clients, K routed, d statistic.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from airmoe_ray.config import RoutingConfig
 from airmoe_ray.model.statistics import js_divergence
+
+# a rule of one's own: from Q (B, d) and the clients' statistics (B, N, d) to what they are sorted by (B, N), best first
+RoutingRule = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from airmoe_ray.errors import UserError
-from api.cli.common import JsonOption, print_json, stdout
+from api.cli.common import JsonOption, RunOption, print_json, stdout
 from api.cli.reporters import reporting
 
 
@@ -22,7 +22,7 @@ class Part(StrEnum):
 
 
 def bench(
-    run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
+    run: RunOption = "runs/quickstart",
     only: Annotated[
         Part | None, typer.Option(help="Measure this part alone; packed (1000 clients, needs no run) only so.")
     ] = None,
@@ -35,6 +35,7 @@ def bench(
     Exit code 1 if a figure misses its target.
     """
     from airmoe_ray.storage.checkpoint import load_checkpoint
+    from airmoe_ray.storage.shipped import find_model
     from api.bench.figures import Figure
     from api.bench.packed import packed_figures
     from api.bench.serving import serving_figures
@@ -47,7 +48,7 @@ def bench(
             if only is Part.PACKED:
                 figures = packed_figures(folder, rounds=rounds, seconds=seconds, note=report.line)
             else:
-                config, _ = load_checkpoint(run / "checkpoint")
+                config, _ = load_checkpoint(find_model(run).checkpoint)
             if only in (None, Part.SERVE):
                 figures |= serving_figures(run, folder / "serve", rounds=rounds, seconds=seconds, note=report.line)
             if only in (None, Part.TRAIN):

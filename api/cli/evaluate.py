@@ -13,8 +13,8 @@ from api.cli.common import (
     CheckpointOption,
     ConfigOption,
     JsonOption,
+    RunOption,
     SetOption,
-    checkpoint_of,
     print_json,
     stdout,
 )
@@ -22,7 +22,7 @@ from api.cli.reporters import reporting
 
 
 def eval_(
-    run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
+    run: RunOption = "runs/quickstart",
     config: ConfigOption = None,
     split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
     overrides: SetOption = [],  # noqa: B006  typer copies it
@@ -42,8 +42,9 @@ def eval_(
     from airmoe_ray.inference.segmenter import Segmenter
     from airmoe_ray.radio.ledger import check_budget
     from airmoe_ray.storage.checkpoint import load_checkpoint
+    from airmoe_ray.storage.shipped import find_model
 
-    folder = checkpoint_of(run, checkpoint)
+    folder = find_model(run, best=checkpoint is Checkpoint.BEST).checkpoint
     stored, card = load_checkpoint(folder)
     own = stored.model_dump(mode="json")
     settings = parse_config(own, overrides) if config is None else load_config(config, overrides)

@@ -16,8 +16,8 @@ from actors.serving.results import ImageResult
 from actors.serving.supervisor import Supervisor
 from actors.serving.system import System
 from airmoe_ray.data.base import ClassTable, UInt8Array
+from airmoe_ray.inference.decode import decode
 from airmoe_ray.inference.masks import Prepared, prepare_image
-from api.http.codec.decode import decode
 from api.http.errors import ApiError
 from api.http.metrics import Metrics
 from api.http.readiness import Readiness
