@@ -46,13 +46,21 @@ def find_model(name: str | os.PathLike[str], *, best: bool = False) -> ModelPlac
     if str(name) in shipped_names():
         if best:
             raise CheckpointError(f"{name}: a shipped model has one checkpoint; leave --checkpoint out")
-        return ModelPlace(shipped_folder() / str(name), STATE / str(name))
+        return ModelPlace(shipped_folder() / str(name), state_folder(name))
     raise CheckpointError(f"{name}: neither a run folder nor a shipped model; {_instead(str(name))}")
+
+
+def state_folder(name: str | os.PathLike[str]) -> Path:
+    """Where a server of this model keeps its own files: beside the checkpoint, or here for one that ships."""
+    folder = Path(name).expanduser()
+    if (folder / "model.json").is_file():
+        return folder.resolve().parent / "state"
+    return STATE / str(name) if not folder.is_dir() and str(name) in shipped_names() else folder / "state"
 
 
 def _in_folder(folder: Path, *, best: bool) -> ModelPlace:
     if (folder / "model.json").is_file():  # the checkpoint itself
-        return ModelPlace(folder, folder.resolve().parent / "state")
+        return ModelPlace(folder, state_folder(folder))
     for part in (LAST, BEST):
         recover(folder / part)
     if not any((folder / part).is_dir() for part in (LAST, BEST)):
@@ -64,7 +72,7 @@ def _in_folder(folder: Path, *, best: bool) -> ModelPlace:
         raise CheckpointError(
             f"{folder}: has no best checkpoint, as it was trained without validation; use --checkpoint last"
         )
-    return ModelPlace(folder / (BEST if best else LAST), folder / "state")
+    return ModelPlace(folder / (BEST if best else LAST), state_folder(folder))
 
 
 def _instead(name: str) -> str:

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from airmoe_ray.errors import UserError
+from airmoe_ray.storage.shipped import find_model
 from api.cli.common import JsonOption, RunOption, print_json, stdout
 from api.cli.reporters import reporting
 
@@ -34,8 +35,8 @@ def bench(
 
     Exit code 1 if a figure misses its target.
     """
+    model = None if only is Part.PACKED else find_model(run)
     from airmoe_ray.storage.checkpoint import load_checkpoint
-    from airmoe_ray.storage.shipped import find_model
     from api.bench.figures import Figure
     from api.bench.packed import packed_figures
     from api.bench.serving import serving_figures
@@ -45,10 +46,10 @@ def bench(
     with reporting() as report, tempfile.TemporaryDirectory(prefix="airmoe-bench-") as place:
         folder = Path(place)
         try:
-            if only is Part.PACKED:
+            if model is None:
                 figures = packed_figures(folder, rounds=rounds, seconds=seconds, note=report.line)
             else:
-                config, _ = load_checkpoint(find_model(run).checkpoint)
+                config, _ = load_checkpoint(model.checkpoint)
             if only in (None, Part.SERVE):
                 figures |= serving_figures(run, folder / "serve", rounds=rounds, seconds=seconds, note=report.line)
             if only in (None, Part.TRAIN):

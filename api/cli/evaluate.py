@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from airmoe_ray.errors import CheckpointError
+from airmoe_ray.storage.shipped import find_model
 from api.cli.common import (
     Checkpoint,
     CheckpointOption,
@@ -34,6 +35,7 @@ def eval_(
 
     Settings are the run's own, with --set on top; --config takes another file instead of them.
     """
+    folder = find_model(run, best=checkpoint is Checkpoint.BEST).checkpoint
     # imported late: torch and timm take seconds, and other verbs need neither
     from airmoe_ray.config_file import load_config, parse_config
     from airmoe_ray.data import open_dataset
@@ -42,9 +44,7 @@ def eval_(
     from airmoe_ray.inference.segmenter import Segmenter
     from airmoe_ray.radio.ledger import check_budget
     from airmoe_ray.storage.checkpoint import load_checkpoint
-    from airmoe_ray.storage.shipped import find_model
 
-    folder = find_model(run, best=checkpoint is Checkpoint.BEST).checkpoint
     stored, card = load_checkpoint(folder)
     own = stored.model_dump(mode="json")
     settings = parse_config(own, overrides) if config is None else load_config(config, overrides)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from airmoe_ray.storage.shipped import BEST, find_model
 from api.cli.common import Checkpoint, JsonOption, RunOption, print_json, stdout
 
 
@@ -24,15 +25,13 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a small copy of a model: float16 weights, settings without paths and keys, and a card in words."""
-    from airmoe_ray.storage.card_text import read_scores
-    from airmoe_ray.storage.export import export_model
-    from airmoe_ray.storage.shipped import BEST, find_model
-
     best = (Path(run) / BEST).is_dir() if checkpoint is None else checkpoint is Checkpoint.BEST
+    place = find_model(run, best=best)
+    from airmoe_ray.storage.card_text import read_scores  # imported late: they bring torch
+    from airmoe_ray.storage.export import export_model
+
     found = [read_scores(text) for text in scores]
-    card = export_model(
-        find_model(run, best=best).checkpoint, out, name=name, terms=terms, scores=found, command=command
-    )
+    card = export_model(place.checkpoint, out, name=name, terms=terms, scores=found, command=command)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     if as_json:
         print_json({"name": card.name, "folder": str(out), "bytes": size})

@@ -34,11 +34,11 @@ def serve(
     Settings are the run's own, with --set on top. Keys are best given in the environment, where nobody else reads
     them. Ctrl-C ends it and everything it started.
     """
+    place = find_model(run, best=checkpoint is Checkpoint.BEST)
     # imported late: ray and torch take seconds, and mistakes in the options should not wait for them
     from airmoe_ray.config_file import parse_config
     from airmoe_ray.storage.checkpoint import load_checkpoint
 
-    place = find_model(run, best=checkpoint is Checkpoint.BEST)
     stored, card = load_checkpoint(place.checkpoint)
     config = _with_keys(parse_config(stored.model_dump(mode="json"), overrides), key, admin_token)
     from actors.serving.system import System

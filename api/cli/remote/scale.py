@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import typer
 
 from airmoe_ray.errors import UserError
-from airmoe_ray.storage.shipped import DEFAULT, find_model
+from airmoe_ray.storage.shipped import DEFAULT, state_folder
 from api.cli.common import JsonOption, print_json
 from api.cli.remote.connection import HERE, UrlOption, call_json
 from api.cli.remote.status import print_experts
@@ -28,7 +28,7 @@ def scale(
         request["experts"] = experts
     if experts is None and not replicas:
         raise UserError("nothing to do; give --experts N or --replicas EXPERT=N")
-    token = admin_token or read_admin_token(find_model(run).state, _port(url))
+    token = admin_token or read_admin_token(state_folder(run), _port(url))
     headers = {"Authorization": f"Bearer {token}"}
     body = call_json("POST", f"{url}/experts/scale", has="experts", headers=headers, json=request)
     if as_json:
