@@ -24,7 +24,7 @@ ARG PIP_EXTRA_INDEX_URL
 # hadolint ignore=DL3013
 RUN pip install --no-cache-dir --constraint /dist/constraints.txt torch torchvision
 COPY --from=wheel /dist /dist
-RUN pip install --no-cache-dir --constraint /dist/constraints.txt "$(echo /dist/*.whl)[offline]"
+RUN pip install --no-cache-dir --constraint /dist/constraints.txt /dist/*.whl
 USER 1000
 WORKDIR /home/airmoe
 EXPOSE 8000
@@ -36,7 +36,7 @@ ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 # hadolint ignore=DL3013
 RUN pip install --no-cache-dir --constraint /dist/constraints.txt torch torchvision
 COPY --from=wheel /dist /dist
-RUN pip install --no-cache-dir --constraint /dist/constraints.txt "$(echo /dist/*.whl)[offline]"
+RUN pip install --no-cache-dir --constraint /dist/constraints.txt /dist/*.whl
 USER 1000
 WORKDIR /home/airmoe
 EXPOSE 8000

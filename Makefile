@@ -3,19 +3,37 @@ PYTHON ?= python3
 CONFIG ?= quickstart
 PORT   ?= 8000
 ARGS   ?=
-RUN    ?= runs/$(basename $(notdir $(CONFIG)))
+TRAINED = $(or $(RUN),runs/$(basename $(notdir $(CONFIG))))
 SUDO   ?= $(shell test "$$(id -u)" = 0 || echo sudo)
 BIN    := .venv/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 STAMP  := .venv/.installed
+SERVED  = $(if $(or $(RUN),$(filter-out file,$(origin CONFIG))),--run $(TRAINED))
+TERMS   = Trained on CamVid and LabelMe, which are for research: use the weights for research, not commercially.
 TOOLS  := .venv/.tools-installed
 
-.PHONY: run test test-slow test-anywhere test-cluster wheel setup check bench chaos test-deps clean
+.PHONY: run train street test test-slow test-anywhere test-cluster wheel setup check bench chaos test-deps clean
 
+# serves the model in the box; RUN=runs/quickstart serves what `make train` has made, and so does CONFIG=quickstart
 run: $(STAMP)
-	@test -e $(RUN)/summary.json || $(BIN)/airmoe train --config $(CONFIG) --run $(RUN) $(ARGS) \
-		$$(test -e $(RUN)/checkpoint && echo --resume)
-	@exec $(BIN)/airmoe serve --run $(RUN) --port $(PORT) $(ARGS)
+	@exec $(BIN)/airmoe serve $(SERVED) --port $(PORT) $(ARGS)
+
+# interrupted training goes on where it stopped
+train: $(STAMP)
+	@test -e $(TRAINED)/summary.json || $(BIN)/airmoe train --config $(CONFIG) --run $(TRAINED) $(ARGS) \
+		$$(test -e $(TRAINED)/checkpoint && echo --resume)
+	@echo "trained: make run RUN=$(TRAINED)"
+
+# makes the model in the box again, of DATA/camvid and DATA/labelme; SCORES='--scores TITLE=FILE' adds others to its card
+street: $(STAMP)
+	@test -n "$(DATA)" || { echo "say where the photographs are: make street DATA=DIR, with DIR/camvid and DIR/labelme"; exit 1; }
+	@test -e runs/street/summary.json || $(BIN)/airmoe train --config street --set data.root=$(DATA) --run runs/street $(ARGS) \
+		$$(test -e runs/street/checkpoint && echo --resume)
+	@$(BIN)/airmoe eval --run runs/street --set data.name=scenes --json > runs/street/scenes.json
+	@$(BIN)/airmoe eval --run runs/street --set data.name=labelme --set data.root=$(DATA)/labelme --json > runs/street/labelme.json
+	@$(BIN)/airmoe export --run runs/street --checkpoint last --out airmoe_ray/shipped/street --terms "$(TERMS)" \
+		--command "make street DATA=DIR" --scores "unseen drawings=runs/street/scenes.json" \
+		--scores "test photographs of LabelMeFacade=runs/street/labelme.json" $(SCORES)
 
 test: $(TOOLS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -43,7 +61,7 @@ wheel: $(TOOLS)
 
 # speed as ratios, of a trained run; exits 1 where a target is missed
 bench: $(STAMP)
-	$(BIN)/airmoe bench --run $(RUN)
+	$(BIN)/airmoe bench --run $(TRAINED)
 
 # kills experts of the server that `make run` started, under load
 chaos: $(STAMP)
@@ -56,7 +74,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -d .venv || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (a few minutes the first time)"
 	@$(PIP) torch torchvision
-	@$(PIP) --editable '.[offline]'
+	@$(PIP) --editable .
 	@touch $@
 
 # what tests, checks and the wheel need besides

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
 ROOT = Path(__file__).parent.parent
 ALLOWED = {"airmoe_ray": set(), "actors": {"airmoe_ray"}, "api": {"airmoe_ray", "actors"}}
@@ -95,12 +96,23 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    standin = source / "airmoe_ray" / "shipped" / "standin"  # of a shipped model
+    files = ("model.json", "config.yaml", "CARD.md", "cloud.safetensors", "experts/expert_00.safetensors")
+    for name in files:
+        (standin / name).parent.mkdir(parents=True, exist_ok=True)
+        (standin / name).touch()
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path), "."]
     subprocess.run(build, cwd=source, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {"configs/quickstart.yaml", "airmoe_ray/features/assets/embedded_vit.safetensors"} <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "runs/"))]
+    assert {f"airmoe_ray/shipped/standin/{name}" for name in files} <= set(names)
+    (described,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+    about = Metadata.from_email(zipfile.ZipFile(wheel).read(described), validate=True)
+    assert about.license_expression == "Apache-2.0 AND LicenseRef-AirMoE-Weights"
+    assert "LicenseRef-AirMoE-Weights" in (ROOT / "airmoe_ray" / "shipped" / "TERMS.md").read_text()
+    assert about.license_files == ["LICENSE", "airmoe_ray/shipped/TERMS.md"]
 
     # a venv that sees this one's dependencies but not the editable checkout
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
@@ -111,12 +123,15 @@ def test_the_wheel_works_outside_the_checkout(tmp_path):
     code = (
         "import airmoe_ray; from airmoe_ray.config_file import load_config;"
         "from airmoe_ray.features.backbone import load_backbone;"
-        "config = load_config('quickstart'); print(airmoe_ray.__file__, load_backbone(config.backbone).dim)"
+        "from airmoe_ray.storage.shipped import find_model;"
+        "config = load_config('quickstart'); print(airmoe_ray.__file__, load_backbone(config.backbone).dim);"
+        "print(find_model('standin'))"
     )
     python = tmp_path / "venv" / "bin" / "python"
     result = subprocess.run([python, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)  # noqa: PLW1510
     assert result.returncode == 0, result.stderr
     assert str(target) in result.stdout
+    assert f"{target}/airmoe_ray/shipped/standin" in result.stdout
 
 
 def _site_packages_without_checkout(tmp_path: Path) -> str:

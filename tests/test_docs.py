@@ -151,7 +151,7 @@ def shape_suffixes(path: Path) -> Iterator[tuple[str, str]]:
     """Names like `js_BN` with the part after the last underscore."""
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
         found = re.fullmatch(r"[a-z_0-9]*[a-z0-9]_([A-Za-z0-9]*[A-Z][A-Za-z0-9]*)", token.string)
-        if token.type == tokenize.NAME and found and found[1] not in ("GET", "POST"):
+        if token.type == tokenize.NAME and found and found[1] not in ("GET", "HEAD", "POST"):
             yield token.string, found[1]
 
 

@@ -28,7 +28,7 @@ from airmoe_ray.model.moe import collaborate
 from airmoe_ray.model.routing import NobodyPresentError
 from airmoe_ray.model.seam import AirMoEOutput
 from airmoe_ray.runtime.device import pick_device
-from airmoe_ray.storage.checkpoint import load_cloud, parse_tensors
+from airmoe_ray.storage.checkpoint import compute_dtype, load_cloud, parse_tensors
 
 
 class Cloud(Endpoint):
@@ -39,7 +39,7 @@ class Cloud(Endpoint):
         self.threads = spec.config.cluster.cloud_threads or os.cpu_count() or 1
         self.device = pick_device("auto", threads=1)
         self.backbone = load_matching_backbone(spec.config, spec.card).to(self.device)
-        self.dtype = next(iter(parse_tensors(content, "cloud").values())).dtype
+        self.dtype = compute_dtype(next(iter(parse_tensors(content, "cloud").values())))
         parts = cloud_parts(
             spec.config,
             feature_dim=spec.card.feature_dim,

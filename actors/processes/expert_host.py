@@ -41,7 +41,7 @@ from airmoe_ray.model.experts import ExpertOutput
 from airmoe_ray.model.local_clients import LocalClients
 from airmoe_ray.radio.channel import in_deep_fade
 from airmoe_ray.runtime.device import pick_device
-from airmoe_ray.storage.checkpoint import load_client, parse_tensors
+from airmoe_ray.storage.checkpoint import compute_dtype, load_client, parse_tensors
 
 # arrays from the object store are shared and read-only; nothing here writes to its inputs
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -79,7 +79,7 @@ class ExpertHost(Endpoint):
         for index, (client, file) in enumerate(zip(self.spec.clients, files, strict=True)):
             content = file if isinstance(file, bytes) else file.get()  # one at a time: together they may be large
             if index == 0:
-                self.dtype = parse_tensors(content, "expert")["frl.prototypes"].dtype
+                self.dtype = compute_dtype(parse_tensors(content, "expert")["frl.prototypes"])
                 self.clients.to(dtype=self.dtype)
             load_client(self.clients, index, content, f"expert {client}")
             fingerprints.append(hashlib.blake2b(content, digest_size=16).digest())

@@ -43,10 +43,12 @@ class System:
         checkpoint: Path,
         config: Config,
         *,
+        state: Path | None = None,
         expert_actor: ActorClass[Any] = ExpertActor,
         cloud_actor: ActorClass[Any] = CloudActor,
     ) -> None:
         self.checkpoint, self.config = checkpoint, config
+        self.state = checkpoint.parent / "state" if state is None else state  # for what it writes itself
         self.expert_actor, self.cloud_actor = expert_actor, cloud_actor
         stored, self.card = load_checkpoint(checkpoint)
         check_budget(config)
@@ -120,7 +122,7 @@ class System:
     def _frl_folder(self) -> Path:
         """Where clients keep what they renew."""
         storage = self.config.cluster.storage
-        return ((Path(storage) if storage else self.checkpoint.parent / "state") / "frl").resolve()
+        return ((Path(storage) if storage else self.state) / "frl").resolve()
 
     def stop(self) -> None:
         """End cloud, channel and the reservation; hosts are ended one by one (`remove_host`)."""

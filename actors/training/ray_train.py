@@ -28,9 +28,10 @@ from airmoe_ray.errors import UserError, disk_trouble
 from airmoe_ray.runtime.device import keep_freed_memory
 from airmoe_ray.runtime.progress import Reporter
 from airmoe_ray.runtime.workers import OneWorker, ProcessGroup, Workers
-from airmoe_ray.storage.checkpoint import recover
+from airmoe_ray.storage.folder_swap import recover
+from airmoe_ray.storage.shipped import LAST
 from airmoe_ray.training.run import train_run
-from airmoe_ray.training.run_folder import LAST, stored_summary
+from airmoe_ray.training.run_folder import stored_summary
 
 _MAX_FAILURES = 3
 

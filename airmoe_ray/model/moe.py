@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
+from airmoe_ray.errors import UserError
 from airmoe_ray.model.cloud_parts import CloudParts, cloud_parts
 from airmoe_ray.model.fusion import fusion_weights
 from airmoe_ray.model.local_clients import LocalClients, LocalRound
@@ -18,6 +19,7 @@ from airmoe_ray.model.routing import (
     EVERYBODY,
     Participants,
     Routing,
+    RoutingRule,
     keep_strongest,
     nobody_routed,
     route,
@@ -40,11 +42,13 @@ def collaborate(
     shared: Callable[[Tensor], Tensor] | None = None,
     refine: Callable[[Tensor], Tensor] | None = None,
     participants: Participants = EVERYBODY,
+    rule: RoutingRule | None = None,
 ) -> AirMoEOutput[R_co]:
     """Algorithm 1 for one mini-batch, from the broadcast of (Q, F) to the fused logits.
 
     With a `shared` head the cloud adds its own logits to what the air delivers; with `refine` it sharpens the sum.
     Everybody answers the query, but only `participants` are routed; the cloud's head alone needs no transmission.
+    A `rule` sorts the clients in the place of the configured one.
     """
     round_ = clients.begin(ids_B, channel)
 
@@ -56,7 +60,7 @@ def collaborate(
         query_dist_Bd,
         reading.stat_BNd,
         config=routing_config,
-        priority_BN=_random_priority(reading.stat_BNd, ids_B, seed) if routing_config.rule == "random" else None,
+        priority_BN=_priority(query_dist_Bd, reading.stat_BNd, ids_B, seed, routing_config, rule),
         present_N=present_N,
     )
     if participants.no_client:
@@ -135,6 +139,24 @@ def _nothing(routing: Routing, query_dist_Bd: Tensor) -> _Heard:
     return _Heard(zeros_B[:, None, None, None], routing, nobody_BK, nobody_BK, zeros_B + 1, zeros_B, None)
 
 
+def _priority(  # noqa: PLR0917
+    query_dist_Bd: Tensor,
+    stat_BNd: Tensor,
+    ids_B: Sequence[int],
+    seed: int,
+    config: RoutingConfig,
+    rule: RoutingRule | None,
+) -> Tensor | None:
+    """What clients are sorted by, if not by their scores."""
+    if rule is not None:
+        priority_BN = rule(query_dist_Bd, stat_BNd)
+        if priority_BN.shape != stat_BNd.shape[:2]:
+            found, wanted = tuple(priority_BN.shape), tuple(stat_BNd.shape[:2])
+            raise UserError(f"the routing rule gave {found}; expected a number per input and client, {wanted}")
+        return priority_BN
+    return _random_priority(stat_BNd, ids_B, seed) if config.rule == "random" else None
+
+
 def _random_priority(stat_BNd: Tensor, ids_B: Sequence[int], seed: int) -> Tensor:
     """The control: an order of clients that has nothing to do with their statistics."""
     draws = complex_normal_BN(ids_B, stat_BNd.shape[1], seed=seed, purpose="random-routing")
@@ -155,6 +177,7 @@ class AirMoE(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.rule: RoutingRule | None = None  # one of one's own, in the place of the configured one
         shape: dict[str, Any] = {"feature_dim": feature_dim, "classes": classes, "dilations": dilations}
         self.query, self.shared, self.refiner = cloud_parts(config, **shape, fine_dims=fine_dims)
         self.clients = LocalClients(config, **shape)
@@ -189,4 +212,5 @@ class AirMoE(nn.Module):
             shared=self.shared,
             refine=self.cloud.refine(fine),
             participants=participants,
+            rule=self.rule,
         )

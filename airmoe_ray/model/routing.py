@@ -3,6 +3,7 @@
 Suffixes: B inputs, N clients, K routed, d statistic.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -13,6 +14,8 @@ from airmoe_ray.config import RoutingConfig
 from airmoe_ray.errors import UserError
 from airmoe_ray.model.statistics import js_divergence
 
+# a rule of one's own: from Q (B, d) and the clients' statistics (B, N, d) to what they are sorted by (B, N), best first
+RoutingRule = Callable[[Tensor, Tensor], Tensor]
 Head = TypeVar("Head")
 Participant = int | Literal["cloud"]  # a client's id, or the cloud's own head
 

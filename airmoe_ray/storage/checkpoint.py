@@ -4,11 +4,10 @@
     trainer/optimizer.safetensors  trainer/state.json
 
 A client's file holds its expert, psi and FRL and nothing of anyone else's. The backbone is named with its fingerprint,
-not copied.
+not copied. Weights may be stored as float16 (`export.py`); they are computed in float32 all the same.
 """
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from airmoe_ray.errors import CheckpointError
 from airmoe_ray.model.cloud_parts import CloudParts
 from airmoe_ray.model.local_clients import LocalClients
 from airmoe_ray.model.moe import AirMoE
+from airmoe_ray.storage.folder_swap import recover, swap, sync_folder, write_file
 
 FORMAT = 2  # 1 had neither refiner nor `fine_dims`
 
@@ -101,7 +101,7 @@ def save_checkpoint(folder: Path, model: AirMoE, card: ModelCard, state: Trainer
         shutil.rmtree(fresh, ignore_errors=True)
         kept = "the previous checkpoint is untouched" if folder.exists() else "nothing was kept"
         raise CheckpointError(f"{folder}: cannot save the checkpoint ({error.strerror}); {kept}") from None
-    _swap(fresh, folder)
+    swap(fresh, folder)
 
 
 def load_checkpoint(folder: Path) -> tuple[Config, ModelCard]:
@@ -150,6 +150,11 @@ def parse_tensors(content: bytes, source: str) -> dict[str, Tensor]:
         raise CheckpointError(f"{source}: cannot be read ({error}); the checkpoint is broken") from None
 
 
+def compute_dtype(stored: Tensor) -> torch.dtype:
+    """The number format to compute in: the stored one, but float32 where weights are stored in half of that."""
+    return torch.float32 if stored.dtype in (torch.float16, torch.bfloat16) else stored.dtype
+
+
 def load_cloud(cloud: CloudParts, content: bytes, source: str) -> None:
     """Fill the cloud's parts from the bytes of `cloud.safetensors`."""
     _assign(cloud_tensors(cloud), parse_tensors(content, source), source)
@@ -175,63 +180,26 @@ def expert_file(folder: Path, client: int) -> Path:
     return folder / "experts" / f"expert_{client:02d}.safetensors"
 
 
-def recover(folder: Path) -> None:
-    """Finish a swap that a kill cut short: the complete new checkpoint is waiting beside the empty place."""
-    ready = folder.with_name(folder.name + ".ready")
-    if ready.exists():
-        if not folder.exists():
-            ready.rename(folder)
-        else:
-            shutil.rmtree(ready)
-
-
 def _write_all(fresh: Path, model: AirMoE, card: ModelCard, state: TrainerState | None) -> None:
     (fresh / "experts").mkdir(parents=True)
-    _write(fresh / "config.yaml", to_yaml(model.config).encode())
-    _write(fresh / "model.json", json.dumps(asdict(card), indent=1).encode())
-    _write(fresh / "cloud.safetensors", serialise(cloud_tensors(model.cloud)))
+    write_file(fresh / "config.yaml", to_yaml(model.config).encode())
+    write_file(fresh / "model.json", json.dumps(asdict(card), indent=1).encode())
+    write_file(fresh / "cloud.safetensors", serialise(cloud_tensors(model.cloud)))
     for j in range(len(model.clients.experts)):
-        _write(expert_file(fresh, j), serialise(expert_tensors(model.clients, j)))
+        write_file(expert_file(fresh, j), serialise(expert_tensors(model.clients, j)))
     if state is not None:
         (fresh / "trainer").mkdir()
-        _write(fresh / "trainer" / "optimizer.safetensors", serialise(state.optimizer))
+        write_file(fresh / "trainer" / "optimizer.safetensors", serialise(state.optimizer))
         told = {"epoch": state.epoch, "step": state.step, "traffic": state.traffic}
-        _write(fresh / "trainer" / "state.json", json.dumps(told).encode())
-        _sync_folder(fresh / "trainer")
+        write_file(fresh / "trainer" / "state.json", json.dumps(told).encode())
+        sync_folder(fresh / "trainer")
     for place in (fresh / "experts", fresh):
-        _sync_folder(place)
-
-
-def _swap(fresh: Path, folder: Path) -> None:
-    """Two renames; between them `recover` knows what to do."""
-    ready, old = folder.with_name(folder.name + ".ready"), folder.with_name(folder.name + ".old")
-    fresh.rename(ready)
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    ready.rename(folder)
-    _sync_folder(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+        sync_folder(place)
 
 
 def serialise(tensors: dict[str, Tensor]) -> bytes:
     """Tensors as the bytes of a checkpoint file."""
     return safetensors.torch.save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], str]:

@@ -11,8 +11,9 @@ from airmoe_ray.errors import UserError
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.radio.ledger import check_budget
 from airmoe_ray.runtime.device import pick_device
+from airmoe_ray.storage.shipped import BEST, LAST
 from airmoe_ray.training.epoch_log import check_tensorboard
-from airmoe_ray.training.run_folder import BEST, LAST, begin_folder
+from airmoe_ray.training.run_folder import begin_folder
 
 
 class Data(NamedTuple):

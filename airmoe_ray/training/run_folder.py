@@ -18,12 +18,12 @@ from airmoe_ray.storage.checkpoint import (
     load_checkpoint,
     load_trainer_state,
     load_weights,
-    recover,
     save_checkpoint,
 )
+from airmoe_ray.storage.folder_swap import recover
+from airmoe_ray.storage.shipped import BEST, LAST
 from airmoe_ray.training.trainer import Learning
 
-LAST, BEST = "checkpoint", "checkpoint-best"
 _FIXED = (
     "classes",
     "feature_dim",

@@ -20,15 +20,16 @@ from airmoe_ray.config import BackboneConfig, Config
 from airmoe_ray.data.base import ClassTable
 from airmoe_ray.data.scenes import CLASSES, render_scene
 from airmoe_ray.features.backbone import load_backbone
+from airmoe_ray.inference.decode import decode
 from airmoe_ray.inference.masks import mask_of
 from airmoe_ray.inference.segmenter import Segmenter
 from airmoe_ray.model.experts import dilations_for
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.storage.checkpoint import save_checkpoint
+from airmoe_ray.storage.shipped import find_model
 from airmoe_ray.training.run import model_card
 from api.bench.bare import bare_calls_ms
 from api.bench.figures import Figure, by_turns, median_ms, rate, ratio
-from api.http.codec.decode import decode
 from api.http.codec.encode import index_png
 
 Note = Callable[[str], None]
@@ -36,7 +37,7 @@ _IN_FLIGHT = 8
 _BATCHES = (1, 2, 4, 8)
 
 
-def serving_figures(run: Path, folder: Path, *, rounds: int, seconds: float, note: Note) -> dict[str, Figure]:
+def serving_figures(run: str | Path, folder: Path, *, rounds: int, seconds: float, note: Note) -> dict[str, Figure]:
     """All figures of this file: the given run, and a ViT-S/16 at 384x384 made in `folder`."""
     vit = untrained_run(folder / "vit_s", vit_small(folder))
     figures = {}
@@ -80,8 +81,8 @@ def untrained_run(run: Path, config: Config, classes: ClassTable = CLASSES) -> P
     return run
 
 
-def _throughput(run: Path, port: int, image: bytes, *, target: float, rounds: int, seconds: float) -> Figure:
-    segmenter = Segmenter.load(run / "checkpoint")
+def _throughput(run: str | Path, port: int, image: bytes, *, target: float, rounds: int, seconds: float) -> Figure:
+    segmenter = Segmenter.load(find_model(run).checkpoint)
     classes = segmenter.card.table
 
     def local(batch: int) -> int:
@@ -103,8 +104,8 @@ def _throughput(run: Path, port: int, image: bytes, *, target: float, rounds: in
     return ratio(pairs, target=target, better="higher", **detail)
 
 
-def _latency(run: Path, port: int, image: bytes, rounds: int, seconds: float) -> Figure:
-    segmenter = Segmenter.load(run / "checkpoint")
+def _latency(run: str | Path, port: int, image: bytes, rounds: int, seconds: float) -> Figure:
+    segmenter = Segmenter.load(find_model(run).checkpoint)
     classes = segmenter.card.table
 
     def local() -> None:
@@ -175,7 +176,7 @@ def scene(height: int, width: int) -> bytes:
 
 
 @contextmanager
-def served(run: Path, note: Note, module: str | None = None) -> Iterator[int]:
+def served(run: str | Path, note: Note, module: str | None = None) -> Iterator[int]:
     """A server of its own process for the duration of the block; the port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -185,7 +186,7 @@ def served(run: Path, note: Note, module: str | None = None) -> Iterator[int]:
         if module
         else [sys.executable, "-m", "api.cli.main", "serve", "--run", str(run), "--port", str(port)]
     )
-    note(f"starting a server of {run.name}")
+    note(f"starting a server of {Path(run).name}")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         _await_ready(process, port)

@@ -9,7 +9,8 @@ import typer
 from rich.table import Table
 
 from airmoe_ray.errors import UserError
-from api.cli.common import JsonOption, print_json, stdout
+from airmoe_ray.storage.shipped import find_model
+from api.cli.common import JsonOption, RunOption, print_json, stdout
 from api.cli.reporters import reporting
 
 
@@ -22,7 +23,7 @@ class Part(StrEnum):
 
 
 def bench(
-    run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
+    run: RunOption = "runs/quickstart",
     only: Annotated[
         Part | None, typer.Option(help="Measure this part alone; packed (1000 clients, needs no run) only so.")
     ] = None,
@@ -34,6 +35,7 @@ def bench(
 
     Exit code 1 if a figure misses its target.
     """
+    model = None if only is Part.PACKED else find_model(run)
     from airmoe_ray.storage.checkpoint import load_checkpoint
     from api.bench.figures import Figure
     from api.bench.packed import packed_figures
@@ -44,10 +46,10 @@ def bench(
     with reporting() as report, tempfile.TemporaryDirectory(prefix="airmoe-bench-") as place:
         folder = Path(place)
         try:
-            if only is Part.PACKED:
+            if model is None:
                 figures = packed_figures(folder, rounds=rounds, seconds=seconds, note=report.line)
             else:
-                config, _ = load_checkpoint(run / "checkpoint")
+                config, _ = load_checkpoint(model.checkpoint)
             if only in (None, Part.SERVE):
                 figures |= serving_figures(run, folder / "serve", rounds=rounds, seconds=seconds, note=report.line)
             if only in (None, Part.TRAIN):

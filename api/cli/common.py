@@ -3,13 +3,10 @@
 import json
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-
-from airmoe_ray.errors import UserError
 
 ConfigOption = Annotated[
     str | None, typer.Option("--config", "-c", help="YAML file, or the name of a shipped configuration.")
@@ -31,19 +28,13 @@ CheckpointOption = Annotated[
     Checkpoint, typer.Option(help="The last epoch, or the one that scored best on the validation images.")
 ]
 
+RunOption = Annotated[str, typer.Option(help="Folder of a trained run, or the name of a shipped model.")]
+
 DEFAULT_PORT = 8000
 
 # People's output of long work goes to stderr, so that stdout holds the result and nothing else.
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False, soft_wrap=True)
-
-
-def checkpoint_of(run: Path, which: Checkpoint) -> Path:
-    """Folder of one of a run's checkpoints."""
-    folder = run / ("checkpoint" if which is Checkpoint.LAST else "checkpoint-best")
-    if which is Checkpoint.BEST and (run / "checkpoint").is_dir() and not folder.is_dir():
-        raise UserError(f"{run}: has no best checkpoint, as it was trained without validation; use --checkpoint last")
-    return folder
 
 
 def print_json(value: Any) -> None:

@@ -7,13 +7,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from airmoe_ray.storage.shipped import find_model
 from api.cli.common import (
     Checkpoint,
     CheckpointOption,
     ConfigOption,
     JsonOption,
+    RunOption,
     SetOption,
-    checkpoint_of,
     print_json,
     stdout,
 )
@@ -21,7 +22,7 @@ from api.cli.reporters import reporting
 
 
 def eval_(
-    run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
+    run: RunOption = "runs/quickstart",
     config: ConfigOption = None,
     split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
     overrides: SetOption = [],  # noqa: B006  typer copies it
@@ -33,6 +34,7 @@ def eval_(
 
     Settings are the run's own, with --set on top; --config takes another file instead of them.
     """
+    folder = find_model(run, best=checkpoint is Checkpoint.BEST).checkpoint
     # imported late: torch and timm take seconds, and other verbs need neither
     from airmoe_ray.config_file import load_config, parse_config
     from airmoe_ray.data import adopt, open_dataset
@@ -42,7 +44,6 @@ def eval_(
     from airmoe_ray.radio.ledger import check_budget
     from airmoe_ray.storage.checkpoint import load_checkpoint
 
-    folder = checkpoint_of(run, checkpoint)
     stored, card = load_checkpoint(folder)
     own = stored.model_dump(mode="json")
     settings = parse_config(own, overrides) if config is None else load_config(config, overrides)

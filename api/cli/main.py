@@ -11,6 +11,7 @@ from api.cli.common import stderr
 from api.cli.config import config_
 from api.cli.doctor.verb import doctor
 from api.cli.evaluate import eval_
+from api.cli.export import export
 from api.cli.pretrain import pretrain
 from api.cli.remote.chaos import chaos
 from api.cli.remote.scale import scale
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("eval")(eval_)
 app.command("serve")(serve)
+app.command("export")(export)
 app.command("segment")(segment)
 app.command("status")(status)
 app.command("scale")(scale)

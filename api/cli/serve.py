@@ -1,17 +1,17 @@
 """`airmoe serve`: starts cloud, experts and channel of a run, and the HTTP front end."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from airmoe_ray.config import Config
-from api.cli.common import DEFAULT_PORT, Checkpoint, CheckpointOption, SetOption, checkpoint_of, stderr
+from airmoe_ray.storage.shipped import DEFAULT, find_model
+from api.cli.common import DEFAULT_PORT, Checkpoint, CheckpointOption, RunOption, SetOption, stderr
 from api.cli.reporters import reporting
 
 
 def serve(
-    run: Annotated[Path, typer.Option(help="Folder of a trained run.")] = Path("runs/quickstart"),
+    run: RunOption = DEFAULT,
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
     address: Annotated[
@@ -29,17 +29,17 @@ def serve(
     ] = None,
     overrides: SetOption = [],  # noqa: B006  typer copies it
 ) -> None:
-    """Serve a run: POST images to /segment, open the page at /.
+    """Serve a run, or the model in the box: POST images to /segment, open the page at /.
 
     Settings are the run's own, with --set on top. Keys are best given in the environment, where nobody else reads
     them. Ctrl-C ends it and everything it started.
     """
+    place = find_model(run, best=checkpoint is Checkpoint.BEST)
     # imported late: ray and torch take seconds, and mistakes in the options should not wait for them
     from airmoe_ray.config_file import parse_config
     from airmoe_ray.storage.checkpoint import load_checkpoint
 
-    folder = checkpoint_of(run, checkpoint)
-    stored, _ = load_checkpoint(folder)
+    stored, card = load_checkpoint(place.checkpoint)
     config = _with_keys(parse_config(stored.model_dump(mode="json"), overrides), key, admin_token)
     from actors.serving.system import System
     from api.http.server import check_bind, set_up_logging
@@ -47,8 +47,10 @@ def serve(
 
     set_up_logging()
     check_bind(config, host, port)
-    system = System(folder, config)
+    system = System(place.checkpoint, config, state=place.state)
     with reporting() as report:
+        if card.terms:
+            report.line(f"terms of the weights: {card.terms}")
         report.line(f"starting {config.experts.count} experts, cloud and channel as Ray actors")
         shown = f"[{host}]" if ":" in host else host
 
@@ -59,7 +61,7 @@ def serve(
         try:
             serve_run(
                 system,
-                run / "state",
+                place.state,
                 host,
                 port,
                 address=address,

@@ -27,9 +27,9 @@ def admin_token(state: Path, config: Config, host: str, port: int) -> Iterator[s
         path.unlink(missing_ok=True)
 
 
-def read_admin_token(run: Path, port: int) -> str:
-    """Read the admin token of the server that serves this run on this port."""
-    path = run / "state" / f"server-{port}.json"
+def read_admin_token(state: Path, port: int) -> str:
+    """Read the admin token of the server on this port that keeps its files in this folder."""
+    path = state / f"server-{port}.json"
     try:
         return str(json.loads(path.read_text())["admin_token"])
     except (OSError, ValueError, KeyError):

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from actors.errors import DeadlineError, NoExpertsError, OverloadedError, ServiceError, StoppedError
 from airmoe_ray.errors import UserError
-from api.http.codec.decode import ImageError
+from airmoe_ray.inference.decode import ImageError
 
 _STATUS: dict[type[ServiceError], tuple[int, int | None]] = {  # code, seconds after which to try again
     OverloadedError: (429, 1),

@@ -16,9 +16,9 @@ from actors.serving.results import ImageResult
 from actors.serving.supervisor import Supervisor
 from actors.serving.system import System
 from airmoe_ray.data.base import UInt8Array
+from airmoe_ray.inference.decode import decode
 from airmoe_ray.inference.masks import Prepared, prepare_image
 from airmoe_ray.model.routing import Participants
-from api.http.codec.decode import decode
 from api.http.errors import ApiError
 from api.http.metrics import Metrics
 from api.http.readiness import Readiness

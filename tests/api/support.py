@@ -14,6 +14,7 @@ import httpx
 import psutil
 
 AIRMOE = Path(sys.executable).with_name("airmoe")
+ROOT = Path(__file__).parents[2]
 EXPERTS, TOP_K = 4, 2
 ADMIN_TOKEN = "token-of-the-tests-own-servers"
 

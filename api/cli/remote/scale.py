@@ -1,12 +1,12 @@
 """`airmoe scale`: changes the number of experts, or of instances of one, on a running server."""
 
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
 from airmoe_ray.errors import UserError
+from airmoe_ray.storage.shipped import DEFAULT, state_folder
 from api.cli.common import JsonOption, print_json
 from api.cli.remote.connection import HERE, UrlOption, call_json
 from api.cli.remote.status import print_experts
@@ -16,7 +16,7 @@ def scale(
     experts: Annotated[int | None, typer.Option(min=1, help="New number of experts N.")] = None,
     replicas: Annotated[list[str], typer.Option(metavar="EXPERT=N", help="Instances of one expert; repeatable.")] = [],  # noqa: B006
     url: UrlOption = HERE,
-    run: Annotated[Path, typer.Option(help="Folder of the served run, for its admin token.")] = Path("runs/quickstart"),
+    run: Annotated[str, typer.Option(help="What is served, by its --run: for its admin token.")] = DEFAULT,
     admin_token: Annotated[str | None, typer.Option(envvar="AIRMOE_ADMIN_TOKEN", help="Admin token instead.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -28,7 +28,7 @@ def scale(
         request["experts"] = experts
     if experts is None and not replicas:
         raise UserError("nothing to do; give --experts N or --replicas EXPERT=N")
-    token = admin_token or read_admin_token(run, _port(url))
+    token = admin_token or read_admin_token(state_folder(run), _port(url))
     headers = {"Authorization": f"Bearer {token}"}
     body = call_json("POST", f"{url}/experts/scale", has="experts", headers=headers, json=request)
     if as_json:

@@ -96,8 +96,8 @@ def _write_pictures(path: Path, response: dict[str, Any], stem: Path) -> list[st
     from PIL import Image
 
     from airmoe_ray.data.base import ClassTable
+    from airmoe_ray.inference.decode import decode
     from airmoe_ray.inference.pictures import colour_mask, overlay
-    from api.http.codec.decode import decode
 
     index = Image.open(io.BytesIO(base64.b64decode(response["mask"])))
     mask = np.asarray(index)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from api.http.codec.decode import MEDIA_TYPES
+from airmoe_ray.inference.decode import MEDIA_TYPES
 from api.http.errors import ApiError
 from api.http.schemas import JsonRequest, Parameters
 

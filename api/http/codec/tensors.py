@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from airmoe_ray.config import ServeConfig
 from airmoe_ray.data.base import UInt8Array
-from api.http.codec.decode import decode
+from airmoe_ray.inference.decode import decode
 from api.http.errors import ApiError
 from api.http.schemas import Parameters
 

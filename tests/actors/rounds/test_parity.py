@@ -26,7 +26,8 @@ from airmoe_ray.features.preprocess import to_tensor
 from airmoe_ray.model.moe import AirMoE, collaborate
 from airmoe_ray.model.routing import Participants
 from airmoe_ray.model.seam import AirMoEOutput
-from airmoe_ray.storage.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
+from airmoe_ray.storage.checkpoint import ModelCard, expert_file, load_weights, read_file, save_checkpoint
+from airmoe_ray.storage.export import export_model
 
 pytestmark = pytest.mark.usefixtures("own_ray")
 CARD = ModelCard(["a", "b", "c"], [[0, 0, 0]] * 3, 6, [1, 2, 3], "none", "none")
@@ -240,3 +241,35 @@ def test_the_cloud_refines_as_in_one_process(double: Pair, make_config: Callable
     assert result.logits_BChw.shape[2:] == (16, 24)
     assert result.grid == (4, 6)  # what crossed the air is as coarse as ever
     assert_close(torch.from_numpy(result.logits_BChw), expected.logits_BChw, 1e-4)
+
+
+def test_weights_stored_in_half_are_computed_in_full_precision_on_both_sides(
+    double: Pair, make_config: Callable[..., Config], tmp_path: Path
+) -> None:
+    config = make_config(experts={"shared": True}, cluster={"cloud_threads": 1, "call_deadline_s": 60})
+    backbone = load_backbone(config.backbone)
+    card = replace(CARD, feature_dim=backbone.dim, backbone_fingerprint=backbone.fingerprint)
+    model = AirMoE(config, feature_dim=backbone.dim, classes=3, dilations=(1, 2, 3))
+    pair = Pair(tmp_path / "whole", model, double.channel, [], card)
+    export_model(pair.folder, tmp_path / "half", name="half")
+    pair.folder = tmp_path / "half"
+    pair.hosts = [pair.host((0, 1)), pair.host((2, 3))]
+    load_weights(pair.folder, pair.model)
+    cloud = Cloud(CloudSpec(config, card), read_file(pair.folder / "cloud.safetensors"))
+    cloud.connect(pair.clients().roster)
+    assert {parameter.dtype for part in (cloud.parts.query, cloud.parts.shared) for parameter in part.parameters()} == {  # type: ignore[union-attr]
+        torch.float32
+    }
+    images = np.random.default_rng(0).integers(0, 256, (3, 32, 48, 3), dtype=np.uint8)
+    settings = Settings(config.routing, config.channel, renew=True)
+    answer = cloud.segment(Segment((1, 2, 3), settings, 1, 60.0), images)
+    expected = pair.in_process(backbone(to_tensor(list(images))), (1, 2, 3))
+    assert_close(torch.from_numpy(answer.logits_BChw), expected.logits_BChw, 1e-5)  # half has steps of 1e-3
+    assert_close(torch.from_numpy(answer.rho_B), expected.rho_B, 1e-5)
+    expected.round.renew()
+    frl = pair.model.clients.frl
+    for host in pair.hosts:
+        for client, content in host.calls.snapshots(host.clients).get().items():
+            kept = safetensors.torch.load(content)
+            assert kept["prototypes"].dtype == torch.float32
+            torch.testing.assert_close(kept["prototypes"], frl.prototypes_NMd.detach()[client], rtol=1e-5, atol=1e-6)

@@ -82,7 +82,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_litter(tmp_path, make_mode
     model = make_model()
     save_checkpoint(tmp_path / "c", model, CARD)
     before = {path: path.read_bytes() for path in (tmp_path / "c").rglob("*.safetensors")}
-    real, calls = checkpoint._write, []
+    real, calls = checkpoint.write_file, []
 
     def full(path, content):
         calls.append(path)
@@ -91,7 +91,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_litter(tmp_path, make_mode
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(path, content)
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(checkpoint, "write_file", full)
     with pytest.raises(CheckpointError, match=r"No space left on device.*previous checkpoint is untouched"):
         save_checkpoint(tmp_path / "c", model, CARD)
     assert {path: path.read_bytes() for path in (tmp_path / "c").rglob("*.safetensors")} == before

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from airmoe_ray.data.base import ClassTable, UInt8Array
-from api.http.codec.decode import (
+from airmoe_ray.inference.decode import (
     decode,
 )
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from airmoe_ray.inference.decode import decode
 from api.http.app import create_app
-from api.http.codec.decode import decode
 from tests.api.http.stub_service import PHOTO, PNG, TOKEN, ask, ask_often, assert_is_an_error, make_service
 
 

@@ -57,13 +57,13 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class ImageError(UserError):
-    """A body that cannot be taken as an image; `status` is the HTTP status."""
+    """A file that cannot be taken as an image; `status` is what a server answers."""
 
     status = 400
 
 
 class NotAnImageError(ImageError):
-    """A body that is no image at all, or a broken one."""
+    """A file that is no image at all, or a broken one."""
 
 
 class UnsupportedTypeError(ImageError):
@@ -111,10 +111,10 @@ def sniff(data: bytes) -> str | None:
 def decode(data: bytes, *, max_pixels: int) -> Picture:
     """Decode an image in memory to RGB pixels, rotated as its EXIF data says."""
     if not data:
-        raise NotAnImageError(f"the body is empty; send {_NAMES}")
+        raise NotAnImageError(f"the file is empty; send {_NAMES}")
     media_type = sniff(data)
     if media_type is None:
-        raise NotAnImageError(f"the body is not an image; send {_NAMES}")
+        raise NotAnImageError(f"the file is not an image; send {_NAMES}")
     if media_type not in MEDIA_TYPES:
         raise UnsupportedTypeError(media_type)
     (name,) = (name for name, known in _MEDIA_TYPE_OF.items() if known == media_type)
@@ -124,7 +124,7 @@ def decode(data: bytes, *, max_pixels: int) -> Picture:
             if pixels > max_pixels:
                 raise TooManyPixelsError(pixels, max_pixels)
             image.load()
-            return Picture(_upright(_rgb(image), _orientation(image)), name)
+            return Picture(pixels_of(image), name)
     except ImageError:
         raise
     except Image.DecompressionBombError as error:
@@ -132,6 +132,11 @@ def decode(data: bytes, *, max_pixels: int) -> Picture:
         raise TooManyPixelsError(int(stated[1]) if stated else max_pixels + 1, max_pixels) from None
     except Exception as error:  # decoders raise whatever comes, from SyntaxError to struct.error
         raise NotAnImageError(f"the {name} is truncated, damaged or of an unusual kind") from error
+
+
+def pixels_of(image: Image.Image) -> UInt8Array:
+    """8-bit RGB pixels (H, W, 3) of an image of any mode, upright."""
+    return _upright(_rgb(image), _orientation(image))
 
 
 def _rgb(image: Image.Image) -> UInt8Array:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from api.http.codec.decode import (
+from airmoe_ray.inference.decode import (
     MEDIA_TYPES,
     decode,
     sniff,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import PngImagePlugin
 
-from api.http.codec.decode import (
+from airmoe_ray.inference.decode import (
     MEDIA_TYPES,
     ImageError,
     NotAnImageError,
@@ -94,7 +94,7 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_before_it_takes_memory(name: str) -> None:
     code = (
-        "import resource, sys; from api.http.codec.decode import *; data = sys.stdin.buffer.read()\n"
+        "import resource, sys; from airmoe_ray.inference.decode import *; data = sys.stdin.buffer.read()\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: decode(data, max_pixels=50_000_000)\n"
         "except TooManyPixelsError as error: print(error.pixels > 5e7)\n"

@@ -1,0 +1,83 @@
+"""Where a model is, by what people call it: a run folder, a checkpoint folder, or a model shipped with the package.
+
+Shipped models are folders in `airmoe_ray/shipped`, each a checkpoint with a card (`CARD.md`); `export.py` makes them.
+"""
+
+import difflib
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from airmoe_ray.errors import CheckpointError
+from airmoe_ray.storage.folder_swap import recover
+
+DEFAULT = "street"  # what `airmoe serve` serves where nobody names another
+STATE = Path(".airmoe") / "state"  # below the working folder: what ships is read-only
+LAST, BEST = "checkpoint", "checkpoint-best"
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """A model on disk."""
+
+    checkpoint: Path
+    state: Path  # where a server of it keeps its own files; need not exist yet
+
+
+def shipped_folder() -> Path:
+    """The package's own models."""
+    return Path(str(resources.files("airmoe_ray"))) / "shipped"
+
+
+def shipped_names() -> list[str]:
+    """Names of the models that came with this installation."""
+    return sorted(path.parent.name for path in shipped_folder().glob("*/model.json"))
+
+
+def find_model(name: str | os.PathLike[str], *, best: bool = False) -> ModelPlace:
+    """The model of a run folder, a checkpoint folder or a shipped name; a folder that exists comes first.
+
+    `best`: of a run, the checkpoint that scored best on the validation images instead of the last one.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _in_folder(folder, best=best)
+    if str(name) in shipped_names():
+        if best:
+            raise CheckpointError(f"{name}: a shipped model has one checkpoint; leave --checkpoint out")
+        return ModelPlace(shipped_folder() / str(name), state_folder(name))
+    raise CheckpointError(f"{name}: neither a run folder nor a shipped model; {_instead(str(name))}")
+
+
+def state_folder(name: str | os.PathLike[str]) -> Path:
+    """Where a server of this model keeps its own files: beside the checkpoint, or here for one that ships."""
+    folder = Path(name).expanduser()
+    if (folder / "model.json").is_file():
+        return folder.resolve().parent / "state"
+    return STATE / str(name) if not folder.is_dir() and str(name) in shipped_names() else folder / "state"
+
+
+def _in_folder(folder: Path, *, best: bool) -> ModelPlace:
+    if (folder / "model.json").is_file():  # the checkpoint itself
+        return ModelPlace(folder, state_folder(folder))
+    for part in (LAST, BEST):
+        recover(folder / part)
+    if not any((folder / part).is_dir() for part in (LAST, BEST)):
+        hidden = f"; rename it to reach the shipped {folder.name}" if folder.name in shipped_names() else ""
+        raise CheckpointError(
+            f"{folder}: no checkpoint here; train first, or give the run folder that holds one{hidden}"
+        )
+    if best and not (folder / BEST).is_dir():
+        raise CheckpointError(
+            f"{folder}: has no best checkpoint, as it was trained without validation; use --checkpoint last"
+        )
+    return ModelPlace(folder / (BEST if best else LAST), state_folder(folder))
+
+
+def _instead(name: str) -> str:
+    names = shipped_names()
+    if not names:
+        return "this installation ships none: train one (`airmoe train --config quickstart`) and give its folder"
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"shipped are {', '.join(names)}; `airmoe train` makes a run"
