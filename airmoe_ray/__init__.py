@@ -1,6 +1,31 @@
 """AirMoE: statistic-augmented over-the-air mixture of experts, whole and in one process.
 
-Follow one image: `moe.py` reads like the paper's algorithm box and calls everything else.
+Follow one image: `moe.py` reads like the paper's algorithm box and calls everything else. The names in `_MODULE_OF` can
+be imported from here; their modules are imported when they are first used, so that this import stays light.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airmoe_ray.client import AsyncClient as AsyncClient
+    from airmoe_ray.client import Client as Client
+    from airmoe_ray.client import ServerError as ServerError
+
 __version__ = "0.3.0"
+
+_MODULE_OF = {
+    "AsyncClient": "airmoe_ray.client",
+    "Client": "airmoe_ray.client",
+    "ServerError": "airmoe_ray.client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE_OF])

@@ -19,6 +19,9 @@ def _no_truth_value(value: Any) -> Any:
 _Number = BeforeValidator(_no_truth_value)  # JSON's `true` would pass as 1; last, or the schema loses the range
 
 
+Format = Literal["png", "rle", "polygons", "huggingface"]
+
+
 class Parameters(BaseModel):
     """What a request may choose; the rest is the server's configuration."""
 
@@ -29,6 +32,11 @@ class Parameters(BaseModel):
     channel: Annotated[Literal["air", "ideal", "digital"], Field(description="Kind of channel")] | None = None
     seed: Annotated[int, Field(ge=0, le=MAX_SEED, description="Fading and noise follow from it"), _Number] | None = None
     view: Annotated[Literal["mask", "color", "overlay"], Field(description="What a PNG answer shows")] = "mask"
+    format: Annotated[Format, Field(description="How JSON holds the masks of segments")] = "png"
+    threshold: Annotated[float, Field(ge=0, le=1, description="Lowest score of a segment in JSON"), _Number] | None = (
+        None
+    )
+    subtask: Annotated[Literal["semantic"], Field(description="As Hugging Face names what is done here")] | None = None
 
 
 class JsonRequest(BaseModel):
@@ -47,6 +55,19 @@ class Error(BaseModel):
     detail: Any = None
 
 
+class FileError(Error):
+    """What stands in a list of answers for a file that has none."""
+
+    status: int = Field(description="the code that the file alone would have had")
+
+
+class Rle(BaseModel):
+    """A mask in COCO's run-length encoding."""
+
+    size: Annotated[list[int], Field(min_length=2, max_length=2, description="height, width")]
+    counts: str = Field(description="runs down the columns, as pycocotools packs them")
+
+
 class Segment(BaseModel):
     """One class that is present in the image."""
 
@@ -54,6 +75,16 @@ class Segment(BaseModel):
     id: int
     score: float = Field(description="mean softmax over its pixels")
     area: int = Field(description="pixels")
+    mask: str | Rle | list[list[int]] = Field(
+        description="base64 PNG, 255 where the class is; or by `format` COCO's RLE or polygons"
+    )
+
+
+class LabelledMask(BaseModel):
+    """One class, in the form of Hugging Face's image segmentation."""
+
+    label: str
+    score: float
     mask: str = Field(description="base64 PNG, 255 where the class is")
 
 
@@ -105,6 +136,11 @@ class SegmentResponse(BaseModel):
     channel: ChannelFacts
     communication: Ledger
     timings_ms: dict[str, float]
+
+
+OneAnswer = SegmentResponse | list[LabelledMask]
+AnyAnswer = OneAnswer | list[OneAnswer | FileError]
+"""What POST /segment returns as JSON: of one image, or of each file of several."""
 
 
 class ScaleRequest(BaseModel):
