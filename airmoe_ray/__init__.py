@@ -1,16 +1,26 @@
 """AirMoE: statistic-augmented over-the-air mixture of experts, whole and in one process.
 
-Follow one image: `moe.py` reads like the paper's algorithm box and calls everything else.
+Follow one image: `moe.py` reads like the paper's algorithm box and calls everything else. The names in `_MODULE_OF` can
+be imported from here; their modules are imported when they are first used, so that this import stays light.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airmoe_ray.client import AsyncClient as AsyncClient
+    from airmoe_ray.client import Client as Client
+    from airmoe_ray.client import ServerError as ServerError
+    from airmoe_ray.inference.segmenter import Segmenter as Segmenter
 
 __version__ = "0.3.0"
 
 # what people import from here, and where it lives; imported when it is asked for, so that `import airmoe_ray` is light
 _PUBLIC = {
+    "AsyncClient": "airmoe_ray.client",
+    "Client": "airmoe_ray.client",
     "Segmenter": "airmoe_ray.inference.segmenter",
+    "ServerError": "airmoe_ray.client",
 }
 
 

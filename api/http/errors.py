@@ -1,6 +1,6 @@
 """Turns every error into `{"error": "...", "detail": ...}`, never with a traceback, a path or a version."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,25 +28,37 @@ class ApiError(Exception):
         self.status, self.error, self.detail = status, error, detail
 
 
+class Refusal(NamedTuple):
+    """What a response says about an error that is not a defect of ours."""
+
+    status: int
+    error: str
+    detail: Any = None
+    retry_after: int | None = None  # seconds
+
+
+def refusal(error: Exception) -> Refusal | None:
+    """Status and words for an error; None for a defect."""
+    if isinstance(error, ApiError):
+        return Refusal(error.status, error.error, error.detail)
+    if isinstance(error, ImageError):
+        return Refusal(error.status, str(error))
+    if isinstance(error, ServiceError):
+        status, retry_after = _STATUS.get(type(error), (500, None))
+        return Refusal(status, str(error), retry_after=retry_after)
+    return Refusal(422, str(error)) if isinstance(error, UserError) else None
+
+
 def install(app: FastAPI) -> None:
     """Add the handlers to `app`; what none of them handles, `SecurityMiddleware` answers with 500."""
 
-    @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> JSONResponse:
-        return error_response(error.status, error.error, error.detail)
+    async def refused(_: Request, error: Exception) -> JSONResponse:
+        told = refusal(error)
+        assert told is not None, "of a type below"
+        return error_response(told.status, told.error, told.detail, retry_after=told.retry_after)
 
-    @app.exception_handler(ImageError)
-    async def image_error(_: Request, error: ImageError) -> JSONResponse:
-        return error_response(error.status, str(error))
-
-    @app.exception_handler(ServiceError)
-    async def service_error(_: Request, error: ServiceError) -> JSONResponse:
-        status, retry_after = _STATUS.get(type(error), (500, None))
-        return error_response(status, str(error), retry_after=retry_after)
-
-    @app.exception_handler(UserError)
-    async def user_error(_: Request, error: UserError) -> JSONResponse:
-        return error_response(422, str(error))
+    for kind in (ApiError, ServiceError, UserError):  # an ImageError is a UserError
+        app.add_exception_handler(kind, refused)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(_: Request, error: RequestValidationError) -> JSONResponse:

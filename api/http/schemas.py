@@ -30,6 +30,9 @@ _Who = BeforeValidator(_participant)
 _Number = BeforeValidator(_no_truth_value)  # JSON's `true` would pass as 1; last, or the schema loses the range
 
 
+Format = Literal["png", "rle", "polygons", "huggingface"]
+
+
 class Parameters(BaseModel):
     """What a request may choose; the rest is the server's configuration."""
 
@@ -44,6 +47,11 @@ class Parameters(BaseModel):
     )
     without: Annotated[Participant, Field(description="The answer without this client, or cloud"), _Who] | None = None
     view: Annotated[Literal["mask", "color", "overlay"], Field(description="What a PNG answer shows")] = "mask"
+    format: Annotated[Format, Field(description="How JSON holds the masks of segments")] = "png"
+    threshold: Annotated[float, Field(ge=0, le=1, description="Lowest score of a segment in JSON"), _Number] | None = (
+        None
+    )
+    subtask: Annotated[Literal["semantic"], Field(description="As Hugging Face names what is done here")] | None = None
 
 
 class JsonRequest(BaseModel):
@@ -62,6 +70,19 @@ class Error(BaseModel):
     detail: Any = None
 
 
+class FileError(Error):
+    """What stands in a list of answers for a file that has none."""
+
+    status: int = Field(description="the code that the file alone would have had")
+
+
+class Rle(BaseModel):
+    """A mask in COCO's run-length encoding."""
+
+    size: Annotated[list[int], Field(min_length=2, max_length=2, description="height, width")]
+    counts: str = Field(description="runs down the columns, as pycocotools packs them")
+
+
 class Segment(BaseModel):
     """One class that is present in the image."""
 
@@ -69,6 +90,16 @@ class Segment(BaseModel):
     id: int
     score: float = Field(description="mean softmax over its pixels")
     area: int = Field(description="pixels")
+    mask: str | Rle | list[list[int]] = Field(
+        description="base64 PNG, 255 where the class is; or by `format` COCO's RLE or polygons"
+    )
+
+
+class LabelledMask(BaseModel):
+    """One class, in the form of Hugging Face's image segmentation."""
+
+    label: str
+    score: float
     mask: str = Field(description="base64 PNG, 255 where the class is")
 
 
@@ -120,6 +151,11 @@ class SegmentResponse(BaseModel):
     channel: ChannelFacts
     communication: Ledger
     timings_ms: dict[str, float]
+
+
+OneAnswer = SegmentResponse | list[LabelledMask]
+AnyAnswer = OneAnswer | list[OneAnswer | FileError]
+"""What POST /segment returns as JSON: of one image, or of each file of several."""
 
 
 class ScaleRequest(BaseModel):

@@ -13,6 +13,7 @@ from airmoe_ray.inference.decode import MEDIA_TYPES
 from api.http.errors import ApiError
 from api.http.schemas import JsonRequest, Parameters
 
+MAX_FILES = 16  # of one form
 _ENVELOPE = 64 * 1024  # what a form or JSON may add to the image itself
 
 
@@ -22,15 +23,19 @@ class _MemoryParser(MultiPartParser):
     spool_max_size = 1 << 40
 
 
-async def read_image(request: Request, parameters: Parameters, *, max_bytes: int) -> tuple[bytes, Parameters]:
-    """Read the image file and the parameters of a request, in whichever form they were sent."""
+async def read_images(request: Request, parameters: Parameters, *, max_bytes: int) -> tuple[list[bytes], Parameters]:
+    """Read the image files and the parameters of a request, in whichever form they were sent.
+
+    Only a form can have several files; `max_bytes` is for all of them together.
+    """
     kind = request.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         return await _from_form(request, max_bytes), parameters
     if kind == "application/json":
-        return await _from_json(request, parameters, max_bytes)
+        data, parameters = await _from_json(request, parameters, max_bytes)
+        return [data], parameters
     if kind in MEDIA_TYPES:
-        return b"".join([chunk async for chunk in limited(request, max_bytes, max_bytes)]), parameters
+        return [b"".join([chunk async for chunk in limited(request, max_bytes, max_bytes)])], parameters
     raise ApiError(
         415,
         f"content type {kind[:80]!r} is not taken",
@@ -56,20 +61,26 @@ async def limited(request: Request, limit: int, stated_limit: int) -> AsyncGener
     )
 
 
-async def _from_form(request: Request, max_bytes: int) -> bytes:
+async def _from_form(request: Request, max_bytes: int) -> list[bytes]:
     chunks = limited(request, max_bytes + _ENVELOPE, max_bytes)
     try:
-        form = await _MemoryParser(request.headers, chunks, max_files=1, max_fields=8).parse()
+        form = await _MemoryParser(request.headers, chunks, max_files=MAX_FILES, max_fields=8).parse()
     except (MultiPartException, KeyError, ValueError, AssertionError) as error:
         reason = error.message if isinstance(error, MultiPartException) else "no valid boundary"
+        if reason.startswith("Too many files"):
+            raise ApiError(
+                422, f"the form has more than {MAX_FILES} files; send several requests", {"max_files": MAX_FILES}
+            ) from None
         raise ApiError(400, f"the form cannot be read: {reason}") from None
-    upload = form.get("file")
-    if not isinstance(upload, UploadFile):
+    fields = form.getlist("file")
+    uploads = [field for field in fields if isinstance(field, UploadFile)]
+    if not fields or len(uploads) < len(fields):
         raise ApiError(400, "the form has no file in the field `file`", {"fields": sorted(form.keys())[:8]})
-    data = await upload.read()
-    if len(data) > max_bytes:
-        raise ApiError(413, f"the image is larger than {max_bytes} bytes; send a smaller one", {"max_bytes": max_bytes})
-    return data
+    files = [await upload.read() for upload in uploads]
+    if sum(map(len, files)) > max_bytes:
+        what, less = ("image is", "a smaller one") if len(files) == 1 else ("images together are", "fewer at once")
+        raise ApiError(413, f"the {what} larger than {max_bytes} bytes; send {less}", {"max_bytes": max_bytes})
+    return files
 
 
 async def _from_json(request: Request, parameters: Parameters, max_bytes: int) -> tuple[bytes, Parameters]:

@@ -9,14 +9,16 @@ import io
 import struct
 import zlib
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from airmoe_ray.data.base import ClassTable, UInt8Array
 from airmoe_ray.inference.pictures import colour_mask, overlay
-from api.http.schemas import Segment
+from api.http.codec.polygons import outlines
+from api.http.codec.rle import encode_classes
+from api.http.schemas import Format, Rle, Segment
 
 _GREY, _RGB, _PALETTE = 0, 2, 3  # colour types of the PNG format
 _UP = 2  # its filter "difference to the row above"
@@ -49,19 +51,32 @@ def npy(mask: UInt8Array) -> bytes:
 
 
 def segments(
-    mask: UInt8Array, score_C: NDArray[np.floating], area_C: NDArray[np.integer], classes: ClassTable
+    mask: UInt8Array,
+    score_C: NDArray[np.floating],
+    area_C: NDArray[np.integer],
+    classes: ClassTable,
+    *,
+    form: Format = "png",
+    threshold: float | None = None,
 ) -> list[Segment]:
-    """The classes present, in order of their ids; scores and areas are those of `mask_and_scores`."""
+    """The classes present, in order of their ids; scores and areas are those of `mask_and_scores`.
+
+    Those with a score below `threshold` are left out.
+    """
+    present = [int(c) for c in np.flatnonzero(area_C) if threshold is None or score_C[c] >= threshold]
     return [
-        Segment(
-            label=classes.names[c],
-            id=int(c),
-            score=float(score_C[c]),
-            area=int(area_C[c]),
-            mask=base64_text(binary_png(mask, int(c))),
-        )
-        for c in np.flatnonzero(area_C)
+        Segment(label=classes.names[c], id=c, score=float(score_C[c]), area=int(area_C[c]), mask=own_mask)
+        for c, own_mask in zip(present, _own_masks(mask, present, form), strict=True)
     ]
+
+
+def _own_masks(mask: UInt8Array, class_ids: Sequence[int], form: Format) -> Sequence[str | Rle | list[list[int]]]:
+    """Each class's own mask, in the form that was asked for."""
+    if form == "rle":
+        return encode_classes(mask, class_ids)
+    if form == "polygons":
+        return [outlines(mask, c) for c in class_ids]
+    return [base64_text(binary_png(mask, c)) for c in class_ids]
 
 
 def binary_png(mask: UInt8Array, class_id: int) -> bytes:

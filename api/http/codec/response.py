@@ -13,19 +13,27 @@ from actors.serving.results import ClientAccount, ImageResult
 from airmoe_ray.data.base import ClassTable, UInt8Array
 from airmoe_ray.inference.masks import Prepared, mask_and_scores, mask_of
 from api.http.codec import encode
-from api.http.schemas import ChannelFacts, Expert, RoutingFacts, SegmentResponse
+from api.http.schemas import ChannelFacts, Expert, Format, LabelledMask, RoutingFacts, SegmentResponse
 
 # bytes at once: `model_dump_json` makes text, which would have to be encoded again, megabytes of it
 to_json = TypeAdapter(SegmentResponse).dump_json
+labelled_to_json = TypeAdapter(list[LabelledMask]).dump_json
 
 
 def segment_response(
-    result: ImageResult, image: Prepared, classes: ClassTable, *, request_id: str, arrived: float
+    result: ImageResult,
+    image: Prepared,
+    classes: ClassTable,
+    *,
+    request_id: str,
+    arrived: float,
+    form: Format = "png",
+    threshold: float | None = None,
 ) -> SegmentResponse:
     """Make the JSON response; `arrived`, on `time.perf_counter`, is when work on the request began."""
     started = time.perf_counter()
     mask, score_C, area_C = mask_and_scores(_logits(result), image)
-    segments = encode.segments(mask, score_C, area_C, classes)
+    segments = encode.segments(mask, score_C, area_C, classes, form=form, threshold=threshold)
     index = encode.base64_text(encode.index_png(mask, classes))
     ended = time.perf_counter()
     timings_ms = {**result.timings_ms, "encode": 1e3 * (ended - started), "total": 1e3 * (ended - arrived)}
@@ -43,6 +51,15 @@ def segment_response(
         communication=result.ledger,
         timings_ms={stage: round(ms, 3) for stage, ms in timings_ms.items()},
     )
+
+
+def labelled_masks(
+    result: ImageResult, image: Prepared, classes: ClassTable, *, threshold: float | None = None
+) -> list[LabelledMask]:
+    """Make the JSON response in Hugging Face's form, which has segments and nothing else."""
+    mask, score_C, area_C = mask_and_scores(_logits(result), image)
+    found = encode.segments(mask, score_C, area_C, classes, threshold=threshold)
+    return [LabelledMask(label=segment.label, score=segment.score, mask=str(segment.mask)) for segment in found]
 
 
 def png(

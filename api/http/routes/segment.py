@@ -1,21 +1,28 @@
-"""POST /segment: takes an image, returns its mask and the account of how it came about."""
+"""POST /segment: takes images, returns their masks and the account of how they came about."""
 
+import asyncio
+import logging
 import re
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from actors.rounds.messages import Settings
 from actors.serving.results import ImageResult
 from airmoe_ray.inference.masks import Prepared
 from api.http.codec import response
-from api.http.codec.body import read_image
+from api.http.codec.body import MAX_FILES, read_images
 from api.http.deps import RequestId, ServiceDep
-from api.http.schemas import Error, JsonRequest, Parameters, SegmentResponse
+from api.http.errors import ApiError, Refusal, refusal
+from api.http.schemas import AnyAnswer, Error, FileError, JsonRequest, Parameters
 from api.http.service import Service
 
+log = logging.getLogger("airmoe")
 router = APIRouter(tags=["segment"])
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -38,7 +45,15 @@ _BODY = {
             "schema": {
                 "type": "object",
                 "required": ["file"],
-                "properties": {"file": {"type": "string", "format": "binary"}},
+                "properties": {
+                    "file": {
+                        "type": "array",
+                        "minItems": 1,
+                        "maxItems": MAX_FILES,
+                        "items": {"type": "string", "format": "binary"},
+                        "description": "One image file, or several fields of this name",
+                    }
+                },
             }
         },
         **{f"image/{kind}": _BINARY for kind in ("png", "jpeg", "webp", "bmp", "tiff")},
@@ -52,9 +67,10 @@ _BODY = {
     response_class=Response,
     responses={
         200: {
-            "model": SegmentResponse,
+            "model": AnyAnswer,
             "content": {"image/png": _BINARY, "application/x-npy": _BINARY},
-            "description": "JSON with masks as base64 PNG, or by `Accept` one PNG or NumPy array of the image's size",
+            "description": "JSON with masks as base64 PNG, or in another form by `format`; a list of answers "
+            "to several files; or by `Accept` one PNG or NumPy array of the image's size",
         },
         **ERRORS,
     },
@@ -63,26 +79,71 @@ _BODY = {
 async def segment(
     request: Request, parameters: Annotated[Parameters, Query()], service: ServiceDep, request_id: RequestId
 ) -> Response:
-    """Segment one image.
+    """Segment one image, or several.
 
     Send it as the form field `file`, as a raw image body, or as JSON `{"inputs": base64, "parameters": {…}}`. The same
-    image with the same `seed` meets the same fading and noise.
+    image with the same `seed` meets the same fading and noise. Several fields `file` are answered by a list, in their
+    order; a file that fails has its error there, and the others their answers.
     """
     wanted = _wanted(request.headers.get("accept", ""))
     async with service.admitted() as ends_at:
-        data, parameters = await read_image(request, parameters, max_bytes=service.config.serve.max_bytes)
-        arrived = time.perf_counter()
-        settings = service.settings(parameters)
+        files, parameters = await read_images(request, parameters, max_bytes=service.config.serve.max_bytes)
+        _check_fits(wanted, parameters, len(files))
+        order = _Order(service, parameters, service.settings(parameters), wanted, time.perf_counter(), ends_at)
+        if len(files) == 1:
+            return await order.respond(files[0], request_id)
+        answers = await asyncio.gather(*(order.one_of_several(data, n, request_id) for n, data in enumerate(files)))
+        return Response(b"[" + b",".join(answers) + b"]", media_type=_TYPES[0])
+
+
+def _check_fits(wanted: str, parameters: Parameters, files: int) -> None:
+    """Refuse what JSON alone can say where another type is wanted."""
+    if wanted == _TYPES[0]:
+        return
+    if files > 1:
+        raise ApiError(422, f"{files} files are answered as JSON only, not as {wanted}; send them one by one")
+    if parameters.format != "png":
+        raise ApiError(422, f"format: {parameters.format} is a form of JSON; do not ask for {wanted}, or leave it out")
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a request asks for, of each of its images."""
+
+    service: Service
+    parameters: Parameters
+    settings: Settings
+    wanted: str  # type of the response
+    arrived: float  # when work on the request began, on `time.perf_counter`
+    ends_at: float  # when its time is over, on `time.monotonic`
+
+    async def respond(self, data: bytes, request_id: str) -> Response:
+        """Segment an image file, and make the response of it."""
+        service, parameters, wanted = self.service, self.parameters, self.wanted
         keep_rgb = wanted == "image/png" and parameters.view == "overlay"
         image, rgb = await service.on_thread(service.decode, data, keep_rgb)
-        result = await service.segment(image, settings, parameters.seed, arrived=arrived, ends_at=ends_at)
+        result = await service.segment(
+            image, self.settings, parameters.seed, arrived=self.arrived, ends_at=self.ends_at
+        )
         if wanted == "application/json":
-            return await service.on_thread(_json, service, result, image, request_id, arrived)
+            return await service.on_thread(_json, service, result, image, parameters, request_id, self.arrived)
         if wanted == "image/png":
             content = partial(response.png, result, image, service.classes, view=parameters.view, rgb=rgb)
         else:
             content = partial(response.npy, result, image)
         return await service.on_thread(_binary, service, result, wanted, content)
+
+    async def one_of_several(self, data: bytes, number: int, request_id: str) -> bytes:
+        """JSON of one file of a list, or of its error; each takes a place, the first one that of the request."""
+        try:
+            async with nullcontext() if number == 0 else self.service.admitted():
+                return bytes((await self.respond(data, f"{request_id}.{number}")).body)
+        except Exception as error:
+            told = refusal(error)
+            if told is None:  # a defect: the log has the traceback, and the other files have their answers
+                log.exception("file %d of request %s failed", number, request_id)
+                told = Refusal(500, "internal error")
+            return FileError(error=told.error, detail=told.detail, status=told.status).model_dump_json().encode()
 
 
 def _wanted(accept: str) -> str:
@@ -98,9 +159,25 @@ def _wanted(accept: str) -> str:
     return best
 
 
-def _json(service: Service, result: ImageResult, image: Prepared, request_id: str, arrived: float) -> Response:
+def _json(  # noqa: PLR0917
+    service: Service, result: ImageResult, image: Prepared, parameters: Parameters, request_id: str, arrived: float
+) -> Response:
     """Make the JSON response; serialising it takes milliseconds too and belongs on the thread."""
-    body = response.segment_response(result, image, service.classes, request_id=request_id, arrived=arrived)
+    threshold = parameters.threshold
+    if parameters.format == "huggingface":
+        started = time.perf_counter()
+        found = response.labelled_masks(result, image, service.classes, threshold=threshold)
+        service.metrics.observe_stage("encode", seconds=time.perf_counter() - started)
+        return Response(response.labelled_to_json(found), media_type="application/json")
+    body = response.segment_response(
+        result,
+        image,
+        service.classes,
+        request_id=request_id,
+        arrived=arrived,
+        form=parameters.format,
+        threshold=threshold,
+    )
     service.metrics.observe_stage("encode", seconds=body.timings_ms["encode"] / 1e3)
     return Response(response.to_json(body), media_type="application/json")
 

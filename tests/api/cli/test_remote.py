@@ -1,13 +1,17 @@
 """The command line against a real server, against another one, and against none."""
 
+import errno
 import http.server
 import json
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from airmoe_ray.client import Segmentation
+from api.cli.remote.segment import _Job, _jobs, _write_pictures
 from tests.api.http.images import photo, saved
 from tests.api.http.server_requests import PHOTO
 from tests.api.support import EXPERTS, airmoe
@@ -54,11 +58,80 @@ def test_one_bad_image_of_a_folder_does_not_lose_the_others(server, tmp_path):
     folder.mkdir()
     (folder / "a.png").write_bytes(b"no picture")
     (folder / "b.png").write_bytes(PHOTO)
-    result = airmoe("segment", folder, "--url", server.url, "--out", tmp_path / "out")
-    assert result.returncode == 2
-    assert "a.png" in result.stderr
-    assert "1 of 2 images were not segmented" in result.stderr
+    (folder / "c.gif").write_bytes(PHOTO)
+    (folder / "d.jpg").write_bytes(saved(photo(), "GIF"))
+    result = airmoe("segment", folder, "--url", server.url, "--out", tmp_path / "out", "--json")
+    assert result.returncode == 1
+    assert "2 of 3 images were not segmented" in result.stderr
+    first, second = result.stderr.strip().splitlines()[-2:]
+    assert "a.png" in first
+    assert "not an image" in first
+    assert "d.jpg" in second
+    assert "image/gif" in second
+    assert ["error" in row for row in json.loads(result.stdout)] == [True, False, True]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"b_{k}.png" for k in ("mask", "color", "overlay")}
+
+
+def test_a_folder_is_mirrored_gone_on_with_and_made_again_when_asked(server, tmp_path):
+    folder = tmp_path / "photos"
+    (folder / "day").mkdir(parents=True)
+    for name in ("a.png", "day/a.png", "day/b.png", "day/b.jpg"):
+        (folder / name).write_bytes(PHOTO)
+    out = folder / "out"  # in the folder itself: what is written there is no image to segment
+    stems = ["a", "day/a", "day/b.jpg", "day/b.png"]
+    pictures = [out / f"{stem}_{kind}.png" for stem in stems for kind in ("mask", "color", "overlay")]
+
+    def run(*options: str) -> tuple[list[str], set[Path]]:
+        """Stems that were skipped, and pictures that were left alone."""
+        before = {path: path.stat().st_mtime_ns for path in pictures if path.exists()}
+        result = airmoe("segment", folder, "--url", server.url, "--out", out, "--json", *options)
+        assert result.returncode == 0, result.stderr
+        rows = json.loads(result.stdout)
+        assert sorted(path for path in out.rglob("*") if path.is_file()) == sorted(pictures)
+        assert [row["written"][0] for row in rows] == [f"{out / stem}_mask.png" for stem in stems]
+        kept = {path for path, time_ns in before.items() if path.stat().st_mtime_ns == time_ns}
+        return [stem for stem, row in zip(stems, rows, strict=True) if "skipped" in row], kept
+
+    assert run() == ([], set())
+    pictures[4].unlink()  # as if the command had been ended between two pictures
+    assert run() == (["a", "day/b.jpg", "day/b.png"], set(pictures) - set(pictures[3:6]))
+    assert run("--overwrite") == ([], set())
+
+
+def test_a_picture_that_cannot_be_written_whole_is_not_left_behind(tmp_path, monkeypatch):
+    def save(_: Image.Image, place: Path, *__: object) -> None:
+        place.write_bytes(b"half of i")
+        raise OSError(errno.ENOSPC, "No space left on device", str(place))
+
+    monkeypatch.setattr(Image.Image, "save", save)
+    ids = np.zeros((48, 80), np.uint8)
+    answer = Segmentation(ids, ("road",), np.zeros((1, 3), np.uint8), (), {})
+    with pytest.raises(OSError, match="No space left"):
+        _write_pictures(PHOTO, answer, _Job(tmp_path / "a.png", tmp_path / "out" / "a"))
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_wrong_parameter_ends_the_command_before_every_image_fails(server, tmp_path):
+    for n in range(20):
+        (tmp_path / f"{n}.png").write_bytes(PHOTO)
+    result = airmoe("segment", tmp_path, "--url", server.url, "--top-k", 99, "--out", tmp_path / "out")
+    assert result.returncode == 2
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "top_k: 99" in result.stderr
+
+
+def test_images_of_several_folders_keep_their_folders(tmp_path, monkeypatch):
+    for name in ("x/a.png", "y/a.png", "y/deep/b.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(PHOTO)
+    monkeypatch.chdir(tmp_path)
+    given = [Path("x"), Path("y"), Path("y/a.png")]
+    assert [(str(job.image), str(job.stem)) for job in _jobs(given, Path("out"))] == [
+        ("x/a.png", "out/x/a"),
+        ("y/a.png", "out/y/a"),
+        ("y/deep/b.png", "out/y/deep/b"),
+    ]
+    assert [str(job.stem) for job in _jobs([Path("y/deep/b.png")], Path("out"))] == ["out/b"]
 
 
 @pytest.mark.parametrize("command", [["status"], ["segment", "IMAGE"], ["scale", "--experts", "3"], ["chaos"]])

@@ -31,6 +31,33 @@ def test_nothing_is_decoded_beyond_the_places_there_are(monkeypatch):
     assert service.in_progress == 0
 
 
+def test_each_file_of_several_needs_a_place_of_its_own():
+    service = make_service(queue=2, in_flight=1, max_batch=1, deadline_s=0.3)
+    files = [("file", (f"{n}.png", PHOTO, "image/png")) for n in range(6)]
+    response = ask(service, content=None, headers={}, files=files)
+    assert response.status_code == 200
+    codes = [answer["status"] for answer in response.json()]
+    assert codes[3:] == [429] * 3  # there are three places, and the queue behind them has two
+    assert sorted(codes[:3]) == [429, 504, 504]
+    assert service.in_progress == 0
+
+
+def test_a_defect_met_by_one_file_is_500_for_it_alone(monkeypatch):
+    service = make_service(deadline_s=0.2)
+    whole = service.decode
+
+    def decode_or_break(data: bytes, keep_rgb: bool) -> Any:
+        if data == b"poison":
+            raise RuntimeError("/home/somebody/secret.py")
+        return whole(data, keep_rgb)
+
+    monkeypatch.setattr(service, "decode", decode_or_break)
+    files = [("file", ("a.png", data, "image/png")) for data in (b"poison", PHOTO, b"text")]
+    response = ask(service, content=None, headers={}, files=files)
+    assert [answer["status"] for answer in response.json()] == [500, 504, 400]
+    assert "secret" not in response.text
+
+
 def test_who_sends_too_slowly_gets_504_and_leaves_its_place(monkeypatch):
     monkeypatch.setattr("api.http.service._CODEC_S", 0.1)
     service = make_service(queue=1, in_flight=1, max_batch=1, deadline_s=0.2)
