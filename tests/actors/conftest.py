@@ -180,7 +180,6 @@ class Service:
                 channel=self.settings(**channel).channel,
                 seed=self.config.seed,
                 shared=model.shared,
-                participants=self.settings(**channel).participants,
             )
 
     def agrees(self, answer: ImageResult, expected: Any) -> bool:

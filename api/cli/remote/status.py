@@ -25,18 +25,17 @@ def print_experts(experts: list[dict[str, Any]]) -> None:
     """Print a table of experts, as `/experts` lists them."""
     table = Table("expert", "state", "node", "GPUs", "version", "load", "restarts", "replicas")
     rows = [[e] for e in experts] if len(experts) <= _MOST_ROWS else _alike(experts)
-    named = len(rows) == len(experts) and any(e.get("knows") for e in experts)
-    if named:
-        table.add_column("knows")
     for row in rows:
         first, last = row[0], row[-1]
         name = str(first["id"]) if len(row) == 1 else f"{first['id']}-{last['id']}"
         gpus = ",".join(first["gpu_ids"]) or "-"
         load = f"{sum(e['load_ratio'] for e in row) / len(row):.2f}"
         versions, restarts, replicas = (_range(e[key] for e in row) for key in ("version", "restarts", "replicas"))
-        knows = [first.get("knows") or "-"] if named else []
-        table.add_row(name, first["state"], str(first["node"]), gpus, versions, load, restarts, replicas, *knows)
+        table.add_row(name, first["state"], str(first["node"]), gpus, versions, load, restarts, replicas)
     stdout.print(table)
+    if known := [f"{e['id']} {e['knows']}" for e in experts[:_MOST_ROWS] if e.get("knows")]:
+        # below, not beside: with words in it the table would not fit 80 columns
+        stdout.print(f"What they know: {', '.join(known)}", highlight=False, markup=False)
 
 
 def _alike(experts: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

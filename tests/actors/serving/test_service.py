@@ -12,6 +12,7 @@ from actors.errors import DeadlineError, OverloadedError
 from actors.processes.frl_journal import Journal
 from actors.serving.results import ImageResult
 from airmoe_ray.model.routing import Participants
+from tests.actors.conftest import picture
 
 SERVE = {"queue": 8, "max_batch": 4, "in_flight": 2, "renew_frl": True}
 
@@ -54,16 +55,16 @@ def test_only_equal_sizes_and_settings_share_a_batch(service: Any) -> None:
 
 
 def test_answers_of_one_client_or_without_one_batch_among_themselves_and_are_no_load(service: Any) -> None:
-    kinds = [{}, {"whose": Participants(only=3)}, {"whose": Participants(without=0)}]
+    choices: list[dict[str, Any]] = [{"only": 3}, {"without": 0}]
     service.segment(0)
     before, batches = [status.selected for status in service.status()], len(service.batches)
 
     async def mixed() -> list[ImageResult]:
-        return await asyncio.gather(*(service.ask(seed, **kinds[1 + seed % 2]) for seed in range(6)))
+        return await asyncio.gather(*(service.ask(seed, whose=Participants(**choices[seed % 2])) for seed in range(6)))
 
     for seed, answer in enumerate(service.run(mixed())):
         assert answer.batch_size <= 3
-        assert service.agrees(answer, service.expected(seed, **kinds[1 + seed % 2]))
+        assert service.agrees(answer, service.reference.run([picture(seed)], [seed], **choices[seed % 2]))
         chosen = [client.id for client in answer.clients if client.weight > 0]
         assert chosen == [3] if seed % 2 == 0 else 0 not in chosen
         left_out = answer.clients[0]

@@ -43,6 +43,7 @@ def test_status_lists_every_expert(server):
     experts = json.loads(result.stdout)["experts"]
     assert [(expert["id"], expert["state"]) for expert in experts] == [(n, "up") for n in range(EXPERTS)]
     assert {"node", "gpu_ids", "load_ratio", "restarts", "replicas", "version"} <= experts[0].keys()
+    assert "0 clear days, 1 rainy streets, 2 night drawings" in airmoe("status", "--url", server.url).stdout
 
 
 def test_a_refusal_reaches_the_command_line_as_one_line(server, tmp_path):

@@ -73,7 +73,7 @@ def test_who_sends_too_slowly_gets_504_and_leaves_its_place(monkeypatch):
 
 def test_no_expert_up_is_503_with_retry_after():
     response = ask(make_service(up=False))
-    assert "restart by themselves" in assert_is_an_error(response, 503)["error"]
+    assert "no expert is up" in assert_is_an_error(response, 503)["error"]
     assert int(response.headers["retry-after"]) > 0
 
 

@@ -105,7 +105,7 @@ def test_a_slider_asks_the_one_that_is_shown_first_and_then_what_it_is_compared_
 
 def test_of_many_slider_positions_the_newest_is_asked_and_an_answer_under_way_is_dropped(page):
     upload(page)
-    page.route(re.compile("snr_db=-5"), lambda route: None)  # an answer that never comes
+    page.route(re.compile("snr_db=-5"), lambda _: None)  # an answer that never comes
     with page.expect_request(re.compile("snr_db=-5")):
         page.locator("#snr").fill("-5")
     urls = asked(page)
@@ -121,6 +121,7 @@ def test_of_many_slider_positions_the_newest_is_asked_and_an_answer_under_way_is
         )
     answered(page)
     assert ["snr_db=7&" in url for url in urls] == [True]
+    page.unroute_all(behavior="ignoreErrors")
 
 
 def test_an_expert_that_cannot_answer_is_told_in_words_and_the_fused_answer_stays_a_click_away(page, trouble):
@@ -131,7 +132,7 @@ def test_an_expert_that_cannot_answer_is_told_in_words_and_the_fused_answer_stay
         lambda route: route.fulfill(status=503, json={"error": "expert 1 is not up at the moment", "detail": None}),
     )
     page.locator("tr[data-expert='1'] button").click()
-    expect(page.locator("#notice")).to_contain_text("expert 1 is not up")
+    expect(page.locator("#notice")).to_contain_text("Expert 1 is not up")
     page.locator("[data-who=all]").click()
     expect(page.locator("#notice")).to_be_hidden()
     assert mask_pixels(page) == before
