@@ -28,6 +28,7 @@ ROOMS = {
         "storage": {"runtime", "radio", "model"},
         "inference": {"runtime", "data", "features", "radio", "model", "storage"},
         "training": {"runtime", "data", "features", "radio", "model", "storage", "inference"},
+        "experiments": {"runtime", "data", "features", "radio", "model", "storage", "inference", "training"},
     },
     "actors": {
         "cluster": set(),

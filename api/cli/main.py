@@ -17,6 +17,7 @@ from api.cli.remote.scale import scale
 from api.cli.remote.segment import segment
 from api.cli.remote.status import status
 from api.cli.serve import serve
+from api.cli.theory import theory
 from api.cli.train import train
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app.command("serve")(serve)
 app.command("segment")(segment)
 app.command("status")(status)
 app.command("scale")(scale)
+app.command("theory")(theory)
 app.command("bench")(bench)
 app.command("chaos")(chaos)
 app.command("cache")(cache)
