@@ -52,25 +52,27 @@ def hessian_norm(slope: Tensor, parameters: Sequence[Tensor], *, rounds: int = R
     return norm
 
 
-def third_derivative_norm(function: Scalar, at: Tensor, *, rounds: int = ROUNDS) -> float:
+def third_derivative_norm(function: Scalar, at: Tensor, *, rounds: int = ROUNDS, starts: int = 4) -> float:
     r"""Largest |D^3 f[u, u, u]| over unit u at a point, by the power method u <- D^3 f[u, u, .].
 
-    For a symmetric form this is its norm, and so the Lipschitz constant of the Hessian near the point. The method may
-    end at a smaller local maximum: the result is a lower bound.
+    For a symmetric form this is its norm, and so the Lipschitz constant of the Hessian near the point. The method ends
+    at some local maximum, hence several starts; the result is a lower bound.
     """
     at = at.detach().requires_grad_()
     (slope,) = torch.autograd.grad(function(at), at, create_graph=True)
-    direction, norm = _start(at), 0.0
-    for _ in range(rounds):
-        (product,) = torch.autograd.grad(slope, at, direction, create_graph=True)
-        (pushed,) = torch.autograd.grad((product * direction).sum(), at, retain_graph=True)
-        norm = max(norm, abs(float((pushed * direction).sum())))
-        direction = pushed / pushed.norm().clamp_min(1e-300)
+    norm = 0.0
+    for number in range(starts):
+        direction = _start(at, number)
+        for _ in range(rounds):
+            (product,) = torch.autograd.grad(slope, at, direction, create_graph=True)
+            (pushed,) = torch.autograd.grad((product * direction).sum(), at, retain_graph=True)
+            norm = max(norm, abs(float((pushed * direction).sum())))
+            direction = pushed / pushed.norm().clamp_min(1e-300)
     return norm
 
 
-def _start(like: Tensor) -> Tensor:
+def _start(like: Tensor, number: int = 0) -> Tensor:
     """A random direction, the same at every call."""
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(number)
     start = torch.randn(like.shape, generator=draw, dtype=torch.float64).to(like)
     return start / start.norm()

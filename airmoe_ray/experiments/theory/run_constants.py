@@ -146,18 +146,19 @@ def _measure(segmenter: Segmenter, sample: Sample, labelling: Labelling, id: int
 
 
 def _spread(fused_BChw: Tensor, labels_BHW: Tensor, *, stride: int) -> float:
-    r"""||A||^2 / pixels, with A the bilinear way from logits to the labelled pixels; about 1 / cells.
+    r"""Bound on ||A||^2 / pixels, with A the bilinear way from logits to the labelled pixels; about 1 / cells.
 
     The mean cross-entropy over pixels of A y has a Hessian of at most ||A||^2 / (2 pixels), as softmax has 1/2, and a
     third derivative of at most sqrt(2/27) ||A||^2 / pixels: softmax has sqrt(2/27) (a third central moment of numbers
-    within sqrt(2) of each other), and bilinear weights never lift a pixel above the largest of its cells.
+    within sqrt(2) of each other), and bilinear weights never lift a pixel above the largest of its cells. Each row of A
+    sums to 1, so ||A||^2 is at most its largest column sum: the pixels' weight of one cell.
     """
     labels_Byx = labels_BHW[:, stride // 2 :: stride, stride // 2 :: stride]
-    counted_Byx = labels_Byx != IGNORE
-    logits_BChw = fused_BChw.detach()[:, :1].clone().requires_grad_()  # classes do not mix
-    raised = interpolate(logits_BChw, size=labels_Byx.shape[1:], mode="bilinear", align_corners=False)
-    raised = raised * counted_Byx[:, None].to(raised)
-    return jacobian_norm(raised, [logits_BChw]) ** 2 / max(int(counted_Byx.sum()), 1)
+    counted_Byx = (labels_Byx != IGNORE).to(fused_BChw)
+    cells_B1hw = torch.zeros_like(fused_BChw[:, :1]).requires_grad_()  # classes do not mix
+    raised = interpolate(cells_B1hw, size=labels_Byx.shape[1:], mode="bilinear", align_corners=False)
+    (columns,) = torch.autograd.grad(raised, cells_B1hw, counted_Byx[:, None])
+    return float(columns.max() / counted_Byx.sum().clamp_min(1))
 
 
 def _inputs(segmenter: Segmenter, sample: Sample) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
