@@ -33,6 +33,7 @@ ROOMS = {
         "storage": {"runtime", "data", "radio", "model"},
         "inference": {"runtime", "data", "features", "radio", "model", "storage"},
         "training": {"runtime", "data", "features", "radio", "model", "storage", "inference"},
+        "experiments": {"runtime", "data", "features", "radio", "model", "storage", "inference", "training"},
     },
     "actors": {
         "cluster": set(),

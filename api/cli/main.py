@@ -18,6 +18,7 @@ from api.cli.remote.scale import scale
 from api.cli.remote.segment import segment
 from api.cli.remote.status import status
 from api.cli.serve import serve
+from api.cli.theory import theory
 from api.cli.train import train
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ app.command("export")(export)
 app.command("segment")(segment)
 app.command("status")(status)
 app.command("scale")(scale)
+app.command("theory")(theory)
 app.command("bench")(bench)
 app.command("chaos")(chaos)
 app.command("cache")(cache)
