@@ -1,7 +1,7 @@
 """AirMoE: statistic-augmented over-the-air mixture of experts, whole and in one process.
 
-Follow one image: `moe.py` reads like the paper's algorithm box and calls everything else. The names in `_MODULE_OF` can
-be imported from here; their modules are imported when they are first used, so that this import stays light.
+Follow one image: `moe.py` reads like the paper's algorithm box and calls everything else. The names in `_PUBLIC` can be
+imported from here; their modules are imported when they are first used, so that this import stays light.
 """
 
 from importlib import import_module
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 
-# what people import from here, and where it lives; imported when it is asked for, so that `import airmoe_ray` is light
+# what people import from here, and where it lives
 _PUBLIC = {
     "AsyncClient": "airmoe_ray.client",
     "Client": "airmoe_ray.client",
