@@ -58,7 +58,7 @@ def test_broken_data_is_one_line_and_leaves_nothing_behind(tmp_path, kind, told)
         (["train", "--set", "experts.cuont=3"], "experts.count"),
         (["train", "--config", "nope"], "quickstart"),
         (["train", "--set", "routing.budget_bits=100"], "20490"),
-        (["eval", "--run", "nowhere"], "no checkpoint"),
+        (["eval", "--run", "nowhere"], "neither a run folder nor a shipped model"),
         (["eval", "--set", "experts.hidden=24"], "another architecture"),
         (["eval", "--set", "experts.count=4"], "holds 5 experts"),
         (["eval", "--set", "data.name=camvid"], "data.root"),
