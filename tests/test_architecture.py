@@ -74,6 +74,8 @@ def test_each_room_imports_only_those_before_it(layer):
     rooms = ROOMS[layer]
     assert rooms.keys() == {path.parent.name for path in (ROOT / layer).glob("*/__init__.py")}
     for path in (ROOT / layer).rglob("*.py"):
+        if path == ROOT / layer / "__init__.py":  # lends names to people, and imports their modules when asked for
+            continue
         inner = path.relative_to(ROOT / layer).parts
         here = inner[0] if len(inner) > 1 else None  # None: beside the rooms
         used = {name.split(".")[1] for name in imported(path) if name.startswith(f"{layer}.")} & rooms.keys()

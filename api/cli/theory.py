@@ -10,13 +10,13 @@ from rich.table import Column, Table
 
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
+from airmoe_ray.storage.shipped import find_model
 from api.cli.common import (
     Checkpoint,
     CheckpointOption,
     ConfigOption,
     JsonOption,
     SetOption,
-    checkpoint_of,
     print_json,
     stdout,
 )
@@ -49,7 +49,7 @@ def theory(
 
     own, others = split_overrides(overrides)
     settings = parse_settings(own)
-    folder = None if run is None else checkpoint_of(run, checkpoint)
+    folder = None if run is None else find_model(run, best=checkpoint is Checkpoint.BEST).checkpoint
     resolved = _configuration(folder, config, others)
     check_channel(resolved.channel)
     if out is not None:  # before the work, not after it
