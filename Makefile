@@ -29,11 +29,9 @@ street: $(STAMP)
 	@test -n "$(DATA)" || { echo "say where the photographs are: make street DATA=DIR, with DIR/camvid and DIR/labelme"; exit 1; }
 	@test -e runs/street/summary.json || $(BIN)/airmoe train --config street --set data.root=$(DATA) --run runs/street $(ARGS) \
 		$$(test -e runs/street/checkpoint && echo --resume)
-	@$(BIN)/airmoe eval --run runs/street --set data.name=scenes --json > runs/street/scenes.json
-	@$(BIN)/airmoe eval --run runs/street --set data.name=labelme --set data.root=$(DATA)/labelme --json > runs/street/labelme.json
+	@$(BIN)/airmoe eval --run runs/street --split val --json > runs/street/unseen.json
 	@$(BIN)/airmoe export --run runs/street --checkpoint last --out airmoe_ray/shipped/street --terms "$(TERMS)" \
-		--command "make street DATA=DIR" --scores "unseen drawings=runs/street/scenes.json" \
-		--scores "test photographs of LabelMeFacade=runs/street/labelme.json" $(SCORES)
+		--command "make street DATA=DIR" --scores "places and drawings it has not seen=runs/street/unseen.json" $(SCORES)
 
 test: $(TOOLS)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
 from airmoe_ray.data.mix import Mix, meaning_of
+from airmoe_ray.errors import UserError
 from airmoe_ray.inference.masks import Prepared, mask_of
 from airmoe_ray.inference.scores import ConfusionMatrix, RoutingStats
 from airmoe_ray.inference.segmenter import Segmenter
@@ -113,6 +115,14 @@ class Scoreboard:
             "routing": self.stats.summary(),
             "images": self.stats.inputs,
         }
+
+
+def leave_refiner_alone(segmenter: Segmenter) -> None:
+    """A control: from now on the refiner gets logits of zero, and must do without what heads and experts found."""
+    refiner = segmenter.model.refiner
+    if refiner is None:
+        raise UserError("this model has no refiner (experts.refiner); there is nothing to leave alone")
+    refiner.register_forward_pre_hook(lambda _, inputs: (torch.zeros_like(inputs[0]), *inputs[1:]))
 
 
 def evaluate(segmenter: Segmenter, dataset: SegmentationDataset, *, progress: Progress | None = None) -> dict[str, Any]:

@@ -28,6 +28,9 @@ def eval_(
     overrides: SetOption = [],  # noqa: B006  typer copies it
     checkpoint: CheckpointOption = Checkpoint.LAST,
     pictures: Annotated[Path | None, typer.Option(help="Also draw one example per domain into this PNG.")] = None,
+    refiner_alone: Annotated[
+        bool, typer.Option("--refiner-alone", help="A control: the cloud's refiner gets logits of zero.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Score a run on a split: mIoU, mF1, mPre, mRec, per class and per domain, and the router's health.
@@ -38,7 +41,7 @@ def eval_(
     # imported late: torch and timm take seconds, and other verbs need neither
     from airmoe_ray.config_file import load_config, parse_config
     from airmoe_ray.data import adopt, open_dataset
-    from airmoe_ray.inference.evaluate import evaluate
+    from airmoe_ray.inference.evaluate import evaluate, leave_refiner_alone
     from airmoe_ray.inference.example_sheet import example_sheet
     from airmoe_ray.inference.segmenter import Segmenter
     from airmoe_ray.radio.ledger import check_budget
@@ -54,6 +57,8 @@ def eval_(
     with reporting() as report:
         report.stage(f"evaluating {len(dataset)} images of {settings.data.name}")
         segmenter = Segmenter.load(folder, settings)
+        if refiner_alone:
+            leave_refiner_alone(segmenter)
         result = evaluate(segmenter, dataset, progress=report.progress("evaluated"))
     if as_json:
         print_json(result)
