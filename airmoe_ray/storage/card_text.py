@@ -101,8 +101,8 @@ def _data(config: Config) -> Iterator[str]:
 def _score(scores: Scores) -> str:
     result = scores.result
     parts = [f"{name} {row['miou']:.1f}" for name, row in result.get("per_part", {}).items()]
-    mean = f", the mean of {' and '.join(parts)}" if parts else ""
-    head = f"**{scores.title}**: mIoU {result['miou']:.1f}{mean}, on {result['images']} images"
+    mean = f" (mean of {' and '.join(parts)})" if parts else ""
+    head = f"**{scores.title}**: mIoU {result['miou']:.1f}{mean} on {result['images']} images"
     rows = "\n".join(
         "| " + " | ".join([name.replace("_", " "), *(_figure(row.get(key)) for key in ("iou", "pre", "rec"))]) + " |"
         for name, row in result["per_class"].items()
