@@ -73,10 +73,22 @@ def make_features() -> Callable[..., Tensor]:
 
 @pytest.fixture(scope="session")
 def camvid() -> Path:
-    """A folder of real CamVid pairs (`images/ labels/`): AIRMOE_CAMVID, or the place beside this checkout."""
-    folder = Path(os.environ.get("AIRMOE_CAMVID", Path(__file__).parents[2] / "shared" / "data" / "camvid"))
+    """Real CamVid, where it is at hand."""
+    return real_data("camvid")
+
+
+@pytest.fixture(scope="session")
+def labelme() -> Path:
+    """Real street photographs of many places, where they are at hand."""
+    return real_data("labelme")
+
+
+def real_data(name: str) -> Path:
+    """A folder of real images beside the repository, or where the environment says."""
+    variable = f"AIRMOE_{name.upper()}"
+    folder = Path(os.environ.get(variable, Path(__file__).parents[2] / "shared" / "data" / name))
     if not folder.is_dir():
-        pytest.skip(f"no CamVid at {folder}; set AIRMOE_CAMVID to a folder with images/ and labels/")
+        pytest.skip(f"no images at {folder}; set {variable} to a folder with images/ and labels/")
     return folder
 
 

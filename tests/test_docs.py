@@ -120,7 +120,7 @@ def test_the_tree_lists_the_folders_that_exist_and_no_others() -> None:
         listed.add(f"{top}/{name}" if indent else name)
     packages = {"airmoe_ray", "actors", "api"}
     rooms = {f"{p}/{f.parent.name}" for p in packages for f in (ROOT / p).glob("*/__init__.py")}
-    assert listed == packages | rooms | {"configs", "dashboards", "docs", "tests"}
+    assert listed == packages | rooms | {"configs", "dashboards", "docs", "examples", "tests"}
     assert all((ROOT / name).is_dir() for name in listed)
 
 
