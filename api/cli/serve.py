@@ -49,14 +49,14 @@ def serve(
     check_bind(config, host, port)
     system = System(place.checkpoint, config, state=place.state)
     with reporting() as report:
-        if card.terms:
-            report.line(f"terms of the weights: {card.terms}")
         report.line(f"starting {config.experts.count} experts, cloud and channel as Ray actors")
         shown = f"[{host}]" if ":" in host else host
 
         def announce() -> None:
             report.close()
             report.line(f"serving {run} on http://{shown}:{port}  (Ctrl-C ends it)")
+            if card.terms:
+                report.line(f"terms of the weights: {card.terms}")
 
         try:
             serve_run(

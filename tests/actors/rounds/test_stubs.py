@@ -15,6 +15,7 @@ from actors.rounds.roster import Roster
 from actors.rounds.stubs import ActorCalls, ChannelCalls, CloudCalls, HostCalls, LearningHostCalls
 from actors.training.feature_pool import FeatureWorker, WorkerCalls
 from actors.training.progress_relay import ProgressRelay, RelayCalls
+from airmoe_ray.training.pixel_losses import Labelling
 from airmoe_ray.training.warm_start import OwnData
 
 ENDPOINTS: list[tuple[type[ActorCalls], type[Endpoint]]] = [
@@ -24,7 +25,11 @@ ENDPOINTS: list[tuple[type[ActorCalls], type[Endpoint]]] = [
     (CloudCalls, Cloud),
 ]
 OTHERS = [(WorkerCalls, FeatureWorker), (RelayCalls, ProgressRelay)]
-IMPORTED_FOR_TYPES = {"Roster": Roster, "OwnData": OwnData}  # the stubs' module itself does not import them
+IMPORTED_FOR_TYPES = {
+    "Roster": Roster,
+    "OwnData": OwnData,
+    "Labelling": Labelling,
+}  # the stubs' module itself does not import them
 
 
 def calls_of(stub: type[Any]) -> dict[str, Any]:

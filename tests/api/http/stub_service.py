@@ -11,6 +11,7 @@ from actors.serving.load_window import LoadWindow
 from airmoe_ray.config import Config
 from airmoe_ray.errors import CheckpointError
 from airmoe_ray.model.routing import Participants
+from airmoe_ray.storage.checkpoint import ModelCard
 from api.http.app import create_app
 from api.http.service import Service
 from tests.api.http.images import photo, saved
@@ -50,8 +51,13 @@ class Experts:
 
 def make_service(*, up: bool = True, **serve: Any) -> Service:
     config = Config.model_validate({"experts": {"count": 4}, "routing": {"top_k": 2}, "serve": serve})
-    card = SimpleNamespace(
-        classes=["road", "sky"], palette=[[128, 64, 128], [70, 130, 180]], name="", terms="", clients=[]
+    card = ModelCard(
+        classes=["road", "sky"],
+        palette=[[128, 64, 128], [70, 130, 180]],
+        feature_dim=6,
+        dilations=[1, 2, 3],
+        backbone_name="none",
+        backbone_fingerprint="",
     )
     system = SimpleNamespace(config=config, card=card, pad_multiple=16, stop=lambda: None)
     return Service(system, Experts(up=up))
