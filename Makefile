@@ -12,7 +12,7 @@ SERVED  = $(if $(or $(RUN),$(filter-out file,$(origin CONFIG))),--run $(TRAINED)
 TERMS   = Trained on CamVid and LabelMe, which are for research: use the weights for research, not commercially.
 TOOLS  := .venv/.tools-installed
 
-.PHONY: run train street test test-slow test-anywhere test-cluster wheel setup check bench chaos test-deps clean
+.PHONY: run train street test test-slow test-anywhere test-cluster test-aws-file test-image test-gpu wheel lock setup check bench bench-peers chaos test-deps clean
 
 # serves the model in the box; RUN=runs/quickstart serves what `make train` has made, and so does CONFIG=quickstart
 run: $(STAMP)
@@ -46,7 +46,21 @@ test-anywhere: $(TOOLS)
 
 # three hosts made of namespaces, each with its own sshd: needs root, openssh-server, rsync, iproute2 (`make test-deps`)
 test-cluster: $(TOOLS)
-	$(BIN)/python -m pytest -m cluster -n 2 --dist loadfile -rP tests/cluster
+	$(BIN)/python -m pytest -m 'cluster and not slow' -n 2 --dist loadfile -rP tests/cluster
+
+# cluster.yaml itself, its provider replaced, on such hosts that run the image: needs what test-image needs besides, and sudo
+test-aws-file: $(TOOLS)
+	$(BIN)/python -m pytest -m cluster -rP tests/cluster/test_aws_file.py
+
+# the Dockerfile, built and run by podman, without a registry: needs root, podman, runc, debootstrap (`make test-deps`)
+test-image: $(TOOLS)
+	$(BIN)/python -m pytest -m image -rP tests/deploy
+
+# on a machine with a GPU: parity, memory, and a table of figures to send us (docs/gpu.md)
+test-gpu: $(TOOLS)
+	$(BIN)/python -m pytest -m gpu tests/gpu
+	-$(BIN)/airmoe bench --only serve --only overhead --only model --run street --json > gpu-bench.json
+	@echo "gpu-bench.json: please send it with the output of nvidia-smi"
 
 setup: $(TOOLS)
 
@@ -57,9 +71,19 @@ wheel: $(TOOLS)
 	@cp constraints.txt dist/
 	@ls dist/*.whl
 
+# the versions that are installed here become those of everybody: here, on hosts (`make wheel`) and in images
+lock: $(TOOLS)
+	@sed '/^$$/q' constraints.txt > constraints.new
+	@$(BIN)/pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//' >> constraints.new
+	@mv constraints.new constraints.txt
+
 # speed as ratios, of a trained run; exits 1 where a target is missed
 bench: $(STAMP)
 	$(BIN)/airmoe bench --run $(TRAINED)
+
+# the same model on Ray Serve and on Flower, installed beside ours in .airmoe/peers
+bench-peers: $(STAMP)
+	$(BIN)/airmoe bench --only peer_serve --only peer_flower
 
 # kills experts of the server that `make run` started, under load
 chaos: $(STAMP)
@@ -87,11 +111,12 @@ check: $(TOOLS)
 	$(BIN)/mypy
 
 test-deps:
-	@for part in prometheus chromium curl sshd ssh rsync ip unshare pgrep; do \
+	@for part in prometheus chromium curl sshd ssh rsync ip unshare pgrep sudo podman runc debootstrap; do \
 		PATH="$$PATH:/usr/sbin:/sbin" command -v $$part >/dev/null || missing=yes; done; test -z "$$missing" || \
 		{ $(SUDO) apt-get update -qq && \
 		  $(SUDO) env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-			prometheus chromium curl openssh-server openssh-client rsync iproute2 util-linux procps; }  # RUNLEVEL=1: installs, starts no service
+			prometheus chromium curl openssh-server openssh-client rsync iproute2 util-linux procps sudo \
+			podman runc debootstrap; }  # RUNLEVEL=1: installs, starts no service
 
 clean:
 	rm -rf .venv .airmoe runs segmented build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -32,18 +32,41 @@ class ServiceError(RuntimeError):
 
 
 class NoExpertsError(ServiceError):
-    """No client is able to answer at the moment; `faults` by host are for the health records."""
+    """No client is able to answer at the moment; `faults` by host are for the health records.
 
-    def __init__(self, message: str, faults: Mapping[str, Fault] | None = None) -> None:
-        super().__init__(message, faults)
-        self.faults = dict(faults or {})
+    `rows` are the inputs of the batch that nobody is left for; none: all of them.
+    """
+
+    def __init__(
+        self, message: str, faults: Mapping[str, Fault] | None = None, rows: tuple[int, ...] | None = None
+    ) -> None:
+        super().__init__(message, faults, rows)
+        self.faults, self.rows = dict(faults or {}), rows
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NotFiniteError(ServiceError):
+    """Features of some inputs (`rows` of the batch) are not finite: the cloud's fault or theirs, not the clients'."""
+
+    def __init__(self, message: str, rows: tuple[int, ...]) -> None:
+        super().__init__(message, rows)
+        self.rows = rows
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class OverloadedError(ServiceError):
-    """The bounded queue is full."""
+    """The bounded queue is full; `again_s` is when it is worth asking again."""
+
+    def __init__(self, message: str, again_s: float = 1.0) -> None:
+        super().__init__(message, again_s)
+        self.again_s = again_s
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class DeadlineError(ServiceError):

@@ -85,6 +85,12 @@ class DataConfig(Block):
     """What the dataset's classes mean to a model that knows others, for `eval`; as in a part of a mix."""
     image_size: Annotated[int, Field(ge=32, le=8192)] = 256
     """Long side an image is fitted to before the backbone, aspect kept [pixels]."""
+    protocol: Literal["paper", "segnet", "block", "leave_one_out"] | None = None
+    """`camvid` only, how it is split. `paper`: SegNet's train and test to train on, its val to score. `segnet`: as
+    published. `block`: the end of each sequence is held out, by `val_fraction`. `leave_one_out`: the sequences of
+    `hold_out` are. Unset: segnet where the folders are, else block."""
+    hold_out: list[str] = []
+    """`leave_one_out` only: what is held out; `airmoe compare` takes each in turn if none is given."""
     val_fraction: Fraction = 0.0
     """Share held out, as one contiguous block per sequence, where the dataset has no validation split of its own."""
     train_count: Annotated[int, Field(ge=1, le=400_000)] = 800
@@ -182,8 +188,9 @@ class RoutingConfig(Block):
 
     top_k: Positive = 5
     """K, clients routed per input."""
-    rule: Literal["js", "random"] = "js"
-    """`random` ignores the statistics: the control that a live router must beat."""
+    rule: Annotated[str, Field(pattern=r"^(js|random|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")] = "js"
+    """`js`: by the clients' statistics. `random` ignores them: the control that a live router must beat. Else a `Gate`
+    by its dotted path, such as airmoe_ray.baselines.linear_moe:LinearGate, which scores clients at the cloud."""
     score: Literal["reciprocal", "linear"] = "linear"
     """Eq. (15): 1/(eps + D_JS) as written, or -D_JS / eps, which trains better; TopK is the same."""
     eps: Annotated[float, Field(gt=0)] = 0.05
@@ -192,10 +199,15 @@ class RoutingConfig(Block):
     """Sharpness of the softmax over clients, Eq. (16)."""
     norm_temperature: Annotated[float, Field(gt=0)] = 1.0
     """T_norm of Norm(v) = softmax(v / T_norm), Eq. (8), (13), (19)."""
-    fusion: Literal["divergence", "equal"] = "divergence"
-    """Fusion weights: beta of Eq. (21), or 1/|S| as a control."""
+    fusion: Literal["divergence", "equal", "gate"] = "divergence"
+    """Fusion weights: beta of Eq. (21), 1/|S| as a control, or the softmax of a gate's scores over S."""
     budget_bits: Annotated[int, Field(ge=1)] | None = None
     """C_max: refuse configurations whose routing uplink C_route exceeds it [bits per input]."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether a gate at the cloud scores the clients."""
+        return ":" in self.rule
 
 
 class ChannelConfig(Block):
@@ -228,6 +240,8 @@ class WarmStartConfig(Block):
     """Fit the query's projection to the data, and fill each FRL by k-means of the queries of the client's own D_j."""
     query_spread: Annotated[float, Field(gt=0)] = 1.0
     """Standard deviation of a query's leading components [logits]; larger tells inputs apart more sharply."""
+    fill_frl: bool = True
+    """Fill the FRLs; false fits the query's projection alone, and prototypes start at random."""
     local_epochs: Annotated[int, Field(ge=0)] = 0
     """Passes of each client over its own D_j, alone, before the first common step: expert and psi learn there."""
     shared_epochs: Annotated[int, Field(ge=0)] = 0
@@ -256,6 +270,9 @@ class TrainConfig(Block):
     """L2 weight decay of Adam."""
     grad_clip: NonNegative = 0.0
     """Largest gradient norm; 0 leaves gradients alone."""
+    objective: Literal["fused", "each"] = "fused"
+    """What the cross-entropy judges: the fused logits, or `each` routed expert's own (an ensemble of heads that never
+    learn of each other; a refiner then learns from their mean)."""
     lambda_lb: NonNegative = 0.01
     """Weight of the load-balance term, Eq. (25)."""
     lambda_frl: NonNegative = 1e-4
@@ -289,7 +306,8 @@ class TrainConfig(Block):
     """CPU threads; 0 takes all cores. On a machine that others keep busy 1 is faster: threads wait for each other at
     every operation, and then for the others' turn as well."""
     device: str = "auto"
-    """`auto` takes a GPU when there is one; or `cpu`, `cuda:1`, …"""
+    """`auto` takes a GPU when there is one, on a cluster one for each worker; `cpu`; `cuda`; in one process (`engine:
+    local`) also `cuda:1`, …"""
 
     def routing(self, answering: RoutingConfig) -> RoutingConfig:
         """Of the steps, given that of answers: with its own K, if there is one."""
@@ -298,10 +316,16 @@ class TrainConfig(Block):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the experts' convolutions in training; routing, statistics, FRL and channel stay in float32.
     `auto` is bfloat16 on GPUs that have it."""
+    backbone_precision: Literal["float32", "bfloat16"] = "float32"
+    """Number format in which the frozen backbone computes training features, cached or in the loop; they are kept in
+    float16 or float32 either way. Scores and serving use float32."""
     engine: Literal["ray", "local"] = "ray"
     """`ray` trains on Ray Train, with `--workers`; `local` in this process alone, for debugging. The same curve."""
     group_timeout_s: Annotated[float, Field(ge=1)] = 1800.0
     """A worker that the others have waited for this long is taken for lost, and the group starts again [s]."""
+    max_failures: Annotated[int, Field(ge=0)] = 3
+    """How often workers that were lost (a spot node taken back, out of memory) are started again from the last
+    checkpoint before the training fails."""
     tensorboard: bool = False
     """Also write curves for TensorBoard into the run's folder (extra `tensorboard`)."""
 
@@ -311,14 +335,17 @@ class ServeConfig(Block):
 
     resize: Literal["fit", "native"] = "fit"
     """`fit` scales an image to `data.image_size`; `native` keeps its size."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the backbone when answering: bfloat16 takes about half the time where the processor has it
+    (GPUs, AVX-512 BF16, AMX), for a small change of masks. Training and its cached features stay in float32."""
     max_batch: Positive = 8
-    """Images of equal padded size and equal settings that go through the system together."""
+    """Images of equal padded size that go through the system together; they may differ in SNR, K and seed."""
     batch_wait_ms: NonNegative = 2.0
     """How long a request waits for company when the system is busy [ms]; an idle system starts at once."""
     in_flight: Positive = 3
     """Batches on their way at once: the cloud works on the next one while experts work on this one."""
     queue: Positive = 64
-    """Images that may wait; one more is refused with Retry-After."""
+    """Images that may wait, as long as they can be answered in time; one more is refused with Retry-After."""
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
     """Time a request may take, from arrival to answer [s]."""
     renew_frl: bool = False
@@ -352,14 +379,19 @@ class ClusterConfig(Block):
 
     gpus_per_expert: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
     """GPU share of each expert actor; `auto` divides what the cluster has."""
-    experts_per_actor: Positive = 1
+    experts_per_actor: Positive | Literal["auto"] = 1
     """Clients that share one actor, each with its own FRL, gamma and identity: for more clients than a machine can hold
-    processes. They start, restart and are quarantined together."""
+    processes. They start, restart and are quarantined together. `auto`: as few actors as keep every core busy, or every
+    GPU where experts have some."""
     pin: dict[Annotated[int, Field(ge=0)], Annotated[str, Field(min_length=1)]] = {}
     """Clients that must live on a given host: client -> a custom resource which that host offers
     (`ray start --resources='{"site_b": 1}'`), or `node:10.0.0.5`."""
     gpus_per_cloud: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
-    """GPU share of the cloud actor; `auto` takes one share like an expert's."""
+    """GPU share of the cloud actor; `auto` takes a whole GPU of several, as its backbone sees every image, and half of
+    a single one."""
+    labels: dict[Literal["cloud", "channel", "expert"], dict[str, str]] = {}
+    """Node labels that each role asks for: {cloud: {ray.io/market-type: on-demand}, expert: {tier: gpu}}. Values are
+    Ray's: `a`, `!a`, `in(a, b)`, `!in(a, b)`."""
     placement: Literal["pack", "spread"] = "pack"
     """`pack` fills node after node, `spread` puts neighbouring experts on different nodes."""
     storage: Annotated[str, AfterValidator(_no_url)] | None = None
@@ -369,19 +401,23 @@ class ClusterConfig(Block):
     expert_threads: Positive = 1
     """CPU threads of each expert actor."""
     call_deadline_s: Annotated[float, Field(gt=0)] = 5.0
-    """A client that does not answer an exchange within this is late, and the round goes on without it [s]."""
+    """Longest time for a client's answer to an exchange [s]. Usually less: one that answers in 10 ms is late after
+    a few hundred, and the round goes on without it."""
     start_deadline_s: Annotated[float, Field(gt=0)] = 120.0
     """Time for all actors to become ready [s]."""
     autoscale_wait_s: NonNegative = 600.0
     """How long `--address` waits for an autoscaler where the cluster is too small for the experts [s]; 0: no wait."""
     quarantine_after: Positive = 3
-    """Failures in a row after which a client is left alone until a probe passes."""
+    """Failures in a row, within ten minutes of each other, after which a client is left alone until a probe passes."""
     probe_every_s: Annotated[float, Field(gt=0)] = 1.0
     """Pause between probes of clients that are not up [s]."""
     max_replicas: Positive = 1
-    """Most instances of one expert; above 1, hot experts are replicated by load."""
+    """Most instances of one expert; above 1, hot experts are replicated."""
     hot_load: Annotated[float, Field(gt=1)] = 2.0
-    """Windowed load over the fair share above which an expert is hot."""
+    """Windowed load over the fair share above which an expert is hot; halfway from fair to the most that K of N allow,
+    where that is less."""
+    hot_busy: Annotated[float, Field(gt=0, lt=1)] = 0.75
+    """Share of its time that an instance works, above which its expert is hot; half of it while requests queue."""
     rebalance_every_s: Annotated[float, Field(gt=0)] = 10.0
     """Pause between decisions about replicas [s]."""
 
@@ -391,6 +427,8 @@ class Config(Block):
 
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of initialisation, data order and channel."""
+    model: Annotated[str, Field(pattern=r"^(airmoe|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")] = "airmoe"
+    """`airmoe`, or a network from images to logits by its class's dotted path, trained from scratch in its place."""
     data: DataConfig = DataConfig()
     backbone: BackboneConfig = BackboneConfig()
     experts: ExpertsConfig = ExpertsConfig()
@@ -407,15 +445,19 @@ class Config(Block):
                 "train.warm_start.shared_epochs trains one expert at the cloud for all; with train.mode = federated "
                 "set it to 0 (local_epochs lets each client begin by itself)"
             )
-        for key, wrong in (("engine", "local"), ("check_constraints", True)):
+        for key, wrong in (("engine", "local"), ("check_constraints", True), ("objective", "each")):
             if getattr(self.train, key) == wrong:
                 raise ValueError(f"train.{key} = {wrong} needs all clients in one process; set train.mode = joint")
+        if self.routing.gated:
+            raise ValueError(f"routing.rule = {self.routing.rule} learns with all clients; set train.mode = joint")
 
     @model_validator(mode="after")
     def _check_across_blocks(self) -> Self:
         n, k = self.experts.count, self.routing.top_k
         if k > n:
             raise ValueError(f"routing.top_k = {k} is more than experts.count = {n}; lower K or add clients")
+        if self.routing.fusion == "gate" and not self.routing.gated:
+            raise ValueError(f"routing.fusion = gate needs a gate, routing.rule is {self.routing.rule}; name one")
         if self.train.mode == "federated":
             self._check_federated()
         if self.train.top_k is not None and self.train.top_k > n:

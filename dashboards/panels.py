@@ -1,7 +1,9 @@
-"""What the dashboard shows: a table of rows and panels, without a word on how they are drawn.
+"""What the dashboard shows of the server: a table of rows and panels, without a word on how they are drawn.
 
-Queries use raw series only, so the dashboard needs a Prometheus that scrapes the server and nothing else; the rules in
-`rules/` are for alerts.
+Queries use raw series only, so these rows need a Prometheus that scrapes the server and nothing else; the rules in
+`rules/` are for alerts. What Ray itself says of nodes and GPUs is in `ray_panels.py`. Every query is narrowed to the
+jobs and instances that are chosen at the top (`build.py`), and what belongs to a client keeps them apart: expert 3 of
+one front end is not expert 3 of another.
 """
 
 from dataclasses import dataclass
@@ -38,9 +40,19 @@ def quantile(q: float, histogram: str, by: str = "le") -> str:
     return f"histogram_quantile({q}, {rate(histogram + '_bucket', by)})"
 
 
+EXPERT = "expert {{expert}}, {{instance}}"  # legend of a client's line
+CLIENT = "job, instance, expert"  # labels of one client
+
+
 def gauge(name: str) -> dict[str, str]:
     """A gauge of every client, one line each."""
-    return {"expert {{expert}}": f"max by (expert) ({name})"}
+    return {EXPERT: f"max by ({CLIENT}) ({name})"}
+
+
+def per_image(series: str, by: str) -> str:
+    """Rates over the images that the same front end answered."""
+    images = rate('airmoe_stage_duration_seconds_count{stage="total"}', "job, instance")
+    return f"{rate(series, f'job, instance, {by}')} / on (job, instance) group_left () {images}"
 
 
 IMAGES = rate('airmoe_stage_duration_seconds_count{stage="total"}')
@@ -114,6 +126,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             {"images": f"{rate('airmoe_batch_size_sum')} / {rate('airmoe_batch_size_count')}"},
         ),
         Panel(
+            "Calls per image",
+            "none",
+            "Calls between actors per image; a batch shares them.",
+            {"calls": f"{rate('airmoe_actor_calls_total')} / {rate('airmoe_batch_size_sum')}"},
+        ),
+        Panel(
             "Degraded images by reason",
             "ops",
             "Degraded images per second, each under its gravest reason.",
@@ -132,28 +150,28 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Balancedness",
             "percentunit",
             "Mean load over largest load, over the last serve.load_window images. 100 % is even, K/N is collapse.",
-            {"balancedness": "min(airmoe_routing_balancedness)"},
+            {"{{instance}}": "min by (job, instance) (airmoe_routing_balancedness)"},
             red_below=0.6,
         ),
         Panel(
             "Selected",
             "ops",
             "How often each client was in S, before truncation, per second.",
-            {"expert {{expert}}": rate("airmoe_expert_selected_total", "expert")},
+            {EXPERT: rate("airmoe_expert_selected_total", CLIENT)},
             kind="stack",
         ),
         Panel(
             "Median fusion weight",
             "none",
             "Median beta of each client where it transmitted, Eq. (15). 1/K is equal.",
-            {"expert {{expert}}": quantile(0.5, "airmoe_expert_weight", "expert, le")},
+            {EXPERT: quantile(0.5, "airmoe_expert_weight", f"{CLIENT}, le")},
             width=12,
         ),
         Panel(
             "Selected out of all images",
             "percentunit",
             "Share of images that were routed to each client; K/N is fair.",
-            {"expert {{expert}}": f"{rate('airmoe_expert_selected_total', 'expert')} / on () group_left () {IMAGES}"},
+            {EXPERT: per_image("airmoe_expert_selected_total", "expert")},
             width=12,
         ),
     ),
@@ -162,7 +180,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "SNR",
             "dB",
             "Transmit SNR of the latest image, channel.snr_db or what the request asked for.",
-            {"SNR": "min(airmoe_channel_snr_db)"},
+            {"{{instance}}": "min by (job, instance) (airmoe_channel_snr_db)"},
             red_below=5,
         ),
         Panel(
@@ -177,15 +195,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "percentunit",
             "Share of a client's selections in which it was in deep fade; 1 - exp(-gamma_th) under Rayleigh fading.",
             {
-                "expert {{expert}}": f"{rate('airmoe_channel_truncated_total', 'expert')} / "
-                f"({rate('airmoe_expert_selected_total', 'expert')} > 0)"
+                EXPERT: f"{rate('airmoe_channel_truncated_total', CLIENT)} / "
+                f"({rate('airmoe_expert_selected_total', CLIENT)} > 0)"
             },
         ),
         Panel(
             "Channel uses per image",
             "none",
             "Complex channel uses of payload, no pilots: over the air, and what one client after another would need.",
-            {"{{scheme}}": f"{rate('airmoe_channel_uses_total', 'scheme')} / on () group_left () {IMAGES}"},
+            {"{{scheme}}, {{instance}}": per_image("airmoe_channel_uses_total", "scheme")},
             width=12,
             log=True,
         ),
@@ -193,7 +211,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Uplink per image",
             "decbits",
             "Bits from clients to cloud: statistics and reports as sent, raw features as they would have been.",
-            {"{{kind}}": f"{rate('airmoe_uplink_bits_total', 'kind')} / on () group_left () {IMAGES}"},
+            {"{{kind}}, {{instance}}": per_image("airmoe_uplink_bits_total", "kind")},
             width=12,
             log=True,
         ),
@@ -203,7 +221,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Up",
             "none",
             "Which clients take part.",
-            {"expert {{expert}}": "min by (expert) (airmoe_expert_up)"},
+            {EXPERT: f"min by ({CLIENT}) (airmoe_expert_up)"},
             kind="states",
             width=12,
         ),
@@ -214,7 +232,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Restarts",
             "none",
             "Times each client was started again in the last 15 minutes.",
-            {"expert {{expert}}": "sum by (expert) (increase(airmoe_expert_restarts_total[15m]))"},
+            {EXPERT: f"sum by ({CLIENT}) (increase(airmoe_expert_restarts_total[15m]))"},
             width=6,
         ),
     ),
@@ -229,7 +247,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Median D_JS",
             "none",
             "Median divergence of query and each client's statistic in nats, Eq. (8); ln 2 = 0.69 is the largest.",
-            {"expert {{expert}}": quantile(0.5, "airmoe_routing_js", "expert, le")},
+            {EXPERT: quantile(0.5, "airmoe_routing_js", f"{CLIENT}, le")},
         ),
         Panel(
             "D_JS of all clients",

@@ -132,11 +132,9 @@ IMAGE = Picture(
     (
         Work("front", ("decode, check, fit to size,", "queue, join a batch"), 230),
         Message("front", "cloud", "segment: images, ids", "pixels"),
-        Message("cloud", "channel", "sound: pilots", "ids of the images"),
-        Message("channel", "clients", "gamma_j, each its own", "not counted"),
         Work("cloud", ("features F, query Q", "Eq. (7)-(8)"), 220),
         Message("cloud", "clients", "read, all N: Q", "2 048 bit, one broadcast"),
-        Work("clients", ("read the FRL, P_j", "Eq. (9)-(10), (13)"), 220),
+        Work("clients", ("estimate gamma_j, each its own;", "read the FRL, P_j", "Eq. (9)-(10), (13)"), 270),
         Message("clients", "cloud", "P_j and the bit “in deep fade”", "N × 2 049 bit"),
         Work("cloud", ("divergence, scores, TopK;", "drop who is in deep fade", "Eq. (14)-(16)"), 230),
         Message("cloud", "clients", "forward, the K routed: F", "7.9 Mbit, one broadcast; who is routed: N bit"),

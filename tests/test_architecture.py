@@ -33,7 +33,18 @@ ROOMS = {
         "storage": {"runtime", "data", "radio", "model"},
         "inference": {"runtime", "data", "features", "radio", "model", "storage"},
         "training": {"runtime", "data", "features", "radio", "model", "storage", "inference"},
-        "experiments": {"runtime", "data", "features", "radio", "model", "storage", "inference", "training"},
+        "baselines": {"runtime", "data", "features", "radio", "model", "storage", "inference", "training"},
+        "experiments": {
+            "runtime",
+            "data",
+            "features",
+            "radio",
+            "model",
+            "storage",
+            "inference",
+            "training",
+            "baselines",
+        },
     },
     "actors": {
         "cluster": set(),
@@ -41,6 +52,7 @@ ROOMS = {
         "processes": {"cluster", "rounds"},
         "serving": {"cluster", "rounds", "processes"},
         "training": {"cluster", "rounds", "processes"},
+        "experiments": {"cluster", "rounds", "processes", "training"},
     },
     "api": {"http": set(), "bench": {"http"}, "cli": {"http", "bench"}},
 }

@@ -170,3 +170,12 @@ def test_the_heads_of_files_give_suffixes_the_meaning_of_the_legend() -> None:
             letters, word = re.fullmatch(r"(\w(?: \w)?)\s+(\w+).*", item, re.DOTALL).groups()  # type: ignore[union-attr]
             assert {known[letter] for letter in letters.replace(" ", "")} == {word}, f"{path.name}: {item}"
     assert heads > 30
+
+
+def test_the_tables_of_results_are_those_of_the_records() -> None:
+    results = runpy.run_path(str(ROOT / "docs" / "results.py"))
+    page = results["PAGE"].read_text()
+    assert results["PLACE"].search(page)
+    assert results["filled"](page) == page
+    wrong = re.sub(r"\d\d\.\d\d \[", "99.99 [", page, count=1)  # a figure that no run gave
+    assert results["filled"](wrong) == page

@@ -9,10 +9,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil  # comes with ray
 import ray
 from ray._private import ray_constants
+from ray._private.state import available_resources_per_node
 from ray._private.utils import read_ray_address
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RayError
@@ -70,11 +72,20 @@ def _our_keys() -> Iterator[None]:
 
 def nodes() -> list[Node]:
     """What every node that is alive has."""
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    return [
-        Node(cpus=found.get("CPU", 0.0), gpus=found.get("GPU", 0.0), resources=frozenset(found.keys() - _NO_PLACES))
-        for found in alive
-    ]
+    free = available_resources_per_node()  # type: ignore[no-untyped-call]
+    return [_node(node, free.get(node["NodeID"], {})) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def _node(node: dict[str, Any], free: dict[str, float]) -> Node:
+    found = node["Resources"]
+    return Node(
+        cpus=found.get("CPU", 0.0),
+        gpus=found.get("GPU", 0.0),
+        resources=frozenset(found.keys() - _NO_PLACES),
+        labels=dict(node.get("Labels") or {}),
+        free_cpus=free.get("CPU", 0.0),
+        free_gpus=free.get("GPU", 0.0),
+    )
 
 
 def node_ip() -> str:

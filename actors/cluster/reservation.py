@@ -27,7 +27,7 @@ def reserve(plan: Plan, config: ClusterConfig, *, wait_s: float = 0.0) -> Placem
     lacking = shortage(plan, nodes())
     if lacking and not wait_s:
         raise ClusterError(lacking)
-    group = placement_group(_bundles(plan), strategy=config.placement.upper())
+    group = placement_group(_bundles(plan), strategy=config.placement.upper(), bundle_label_selector=_labels(plan))
     try:
         _await(group, plan, wait_s or min(config.start_deadline_s, _BUSY_S), grows=wait_s > 0)
     except BaseException:
@@ -45,8 +45,16 @@ def _bundles(plan: Plan) -> list[dict[str, float]]:
     return [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
 
 
+def _labels(plan: Plan) -> list[dict[str, str]]:
+    """The node labels that each bundle asks for."""
+    roles = ["cloud", "channel", *["expert"] * len(plan.hosts)]
+    return [dict(plan.labels.get(role, {})) for role in roles]
+
+
 def _own_node(plan: Plan) -> dict[str, float]:
     """The front end's own node for cloud and channel, if it has room: losing any other one then costs experts only."""
+    if plan.labels.get("cloud") or plan.labels.get("channel"):
+        return {}
     here = ray.get_runtime_context().get_node_id()
     found = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)  # type: ignore[no-untyped-call]
     fits = found.get("CPU", 0.0) >= 2 * plan.cpus and found.get("GPU", 0.0) >= plan.gpus_per_cloud

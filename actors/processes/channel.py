@@ -1,22 +1,20 @@
-"""The air as an actor: it draws and holds every client's gamma and the noise, and adds up what clients transmit.
+"""The air as an actor: it draws the fading of who transmits and the noise, and adds up what clients transmit.
 
 All draws follow from the ids of the inputs, so a restarted channel gives the same result as the one it replaces.
-Suffixes: B inputs, N clients, K routed, n clients of one host, C classes, h w grid; P routed pairs of one host.
+Suffixes: B inputs, K routed, C classes, h w grid; P routed pairs of one host.
 """
 
-from functools import lru_cache
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 import ray
 import torch
 
+from actors.errors import Fault
 from actors.rounds.calls import Endpoint, seal
-from actors.rounds.messages import Array, Arrival, Sound, Superpose
+from actors.rounds.messages import Array, Arrival, Superpose
 from airmoe_ray.radio.channel import deliver, draw_gamma
 from airmoe_ray.runtime.device import pick_device
-
-ChannelMessage = Sound | Superpose
 
 
 class Channel(Endpoint):
@@ -24,47 +22,34 @@ class Channel(Endpoint):
 
     def __init__(self, seed: int) -> None:
         pick_device("cpu", threads=1)
-        self._gamma = lru_cache(maxsize=64)(
-            lambda ids_B, clients, config: draw_gamma(ids_B, clients, config=config, seed=seed)
-        )
         self.seed = seed
 
-    def receive(self, message: ChannelMessage, *beside: Any) -> object:
-        """Call the method for this type of message."""
-        match message:
-            case Sound():
-                return self.sound(message)
-            case Superpose():
-                return self.superpose(message, *beside)
-            case _:
-                assert_never(message)
+    def receive(self, message: Superpose, *beside: Any) -> object:
+        """Add up a transmission: the one message that the channel takes."""
+        return self.superpose(message, *beside)
 
-    def sound(self, message: Sound) -> list[Array]:
-        """Pilots: gamma of each host's own clients (B, n), of which every host gets its own and no other."""
-        gamma_BN = self._gamma(message.ids_B, message.clients, message.channel).numpy()
-        return [np.ascontiguousarray(gamma_BN[:, list(clients)]) for clients in message.hosts]
-
-    def superpose(self, message: Superpose, *symbols_PChw: Array) -> Arrival:
+    def superpose(self, message: Superpose, *symbols_PChw: Array | Fault) -> Arrival:
         """r = sum_j gamma_j x_j + n, Eq. (4).
 
         Symbols that are not finite or not of the right shape never reach the air: their hosts are named and nothing is
         sent.
         """
-        parts = list(zip(message.places, symbols_PChw, strict=True))
-        invalid = [
-            number
-            for number, (place_P, symbols) in enumerate(parts)
-            if symbols.shape != (len(place_P), *message.shape) or not np.isfinite(symbols).all()
-        ]
-        if invalid:
+        fit, faults = {}, {}
+        for number, (place_P, symbols) in enumerate(zip(message.places, symbols_PChw, strict=True)):
+            if isinstance(symbols, Fault):
+                faults[number] = symbols
+            elif symbols.shape != (len(place_P), *message.shape) or not np.isfinite(symbols).all():
+                faults[number] = Fault.INVALID
+            else:
+                fit[number] = symbols
+        if faults:
             nothing = np.zeros(0)
-            return Arrival(nothing, nothing, nothing, b"", tuple(invalid))
+            return Arrival(nothing, nothing, nothing, b"", faults)
         batch, k = message.transmit_BK.shape
-        sent = np.zeros((batch * k, *message.shape), dtype=symbols_PChw[0].dtype)
-        for place_P, symbols in parts:
-            sent[place_P] = symbols
-        gamma_BN = self._gamma(message.ids_B, message.clients, message.channel)
-        gamma_BK = gamma_BN.gather(1, torch.from_numpy(message.transmit_BK))
+        sent = np.zeros((batch * k, *message.shape), dtype=fit[0].dtype)
+        for number, symbols in fit.items():
+            sent[message.places[number]] = symbols
+        gamma_BK = draw_gamma(message.ids_B, message.transmit_BK, config=message.channel, seed=self.seed)
         received = deliver(
             torch.from_numpy(sent.reshape(batch, k, *message.shape)),
             gamma_BK,
@@ -72,6 +57,7 @@ class Channel(Endpoint):
             ids_B=message.ids_B,
             config=message.channel,
             seed=self.seed,
+            snr_db_B=message.snr_db_B,
         )
         return Arrival(
             received.signal_BChw.numpy(),

@@ -13,12 +13,16 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from actors.errors import NoExpertsError, RosterNeededError
-from actors.rounds.calls import Endpoint
+from actors.cluster.gpus import assigned_gpus, own_device
+from actors.errors import NoExpertsError, NotFiniteError, RosterNeededError
+from actors.rounds.calls import Endpoint, Pinned
 from actors.rounds.messages import BatchResult, CloudSpec, CloudState, Segment
+from actors.rounds.patience import Patience
 from actors.rounds.ray_clients import Begun, RayClients
 from actors.rounds.ray_round import RayRound
+from actors.rounds.replies import Overdue
 from actors.rounds.roster import Roster
 from airmoe_ray.features.backbone import FeatureMaps
 from airmoe_ray.features.preprocess import to_tensor
@@ -27,18 +31,19 @@ from airmoe_ray.model.cloud_parts import cloud_parts
 from airmoe_ray.model.moe import collaborate
 from airmoe_ray.model.routing import NobodyPresentError
 from airmoe_ray.model.seam import AirMoEOutput
-from airmoe_ray.runtime.device import pick_device
 from airmoe_ray.storage.checkpoint import compute_dtype, load_cloud, parse_tensors
 
 
 class Cloud(Endpoint):
     """Runs one round per batch of images, with the clients of a roster."""
 
-    def __init__(self, spec: CloudSpec, content: bytes) -> None:
+    def __init__(self, spec: CloudSpec, content: bytes, weights: Pinned | None = None) -> None:
+        """`content` is the cloud's file of the checkpoint, `weights` the backbone's, where they are a file."""
         self.config, self.card = spec.config, spec.card
         self.threads = spec.config.cluster.cloud_threads or os.cpu_count() or 1
-        self.device = pick_device("auto", threads=1)
-        self.backbone = load_matching_backbone(spec.config, spec.card).to(self.device)
+        self.device = own_device(threads=1)
+        file = None if weights is None else weights.get()
+        self.backbone = load_matching_backbone(spec.config, spec.card, file).to(self.device)
         self.dtype = compute_dtype(next(iter(parse_tensors(content, "cloud").values())))
         parts = cloud_parts(
             spec.config,
@@ -53,6 +58,7 @@ class Cloud(Endpoint):
         load_cloud(parts, content, "cloud.safetensors")
         self.parts = parts
         self.clients: RayClients | None = None
+        self.overdue = Overdue(Patience(spec.config.cluster.call_deadline_s))
         self._batches = 0  # under way here
         self._batches_lock = threading.Lock()
         # Always the same thread for batches that are alone: each thread has its own team of OpenMP threads, and once
@@ -73,7 +79,7 @@ class Cloud(Endpoint):
         clients = self.clients
         if clients is None or clients.roster.version < message.roster_version:
             raise RosterNeededError("the cloud does not know these clients yet")
-        clients = clients.until(ends_at)
+        clients = clients.for_requests(message.tickets_B, message.snr_db_B, ends_at=ends_at)
         with self._batches_lock:
             self._batches += 1
             alone = self._batches == 1
@@ -96,6 +102,7 @@ class Cloud(Endpoint):
         features_BDhw, fine = self.maps(images_BHW3)
         shared = round_.overlapped(settings.participants.head(self.parts.shared), features_BDhw)
         query_dist_Bd = self.parts.query(features_BDhw)
+        _check_finite(query_dist_Bd, features_BDhw)
         encoded = time.perf_counter()
         try:
             output = collaborate(
@@ -109,9 +116,11 @@ class Cloud(Endpoint):
                 shared=shared,
                 refine=self.parts.refine(fine),
                 participants=settings.participants,
+                gate=self.parts.gate,
+                top_k_B=message.top_k_B,
             )
         except NobodyPresentError as error:
-            raise NoExpertsError(str(error), round_.faults) from None
+            raise NoExpertsError(str(error), round_.replies.news) from None
         if settings.renew:
             output.round.renew()
         clients.finished.append(output.round.id)
@@ -122,19 +131,24 @@ class Cloud(Endpoint):
     def connect(self, roster: Roster) -> None:
         """Work with the clients of this roster from now on, unless a newer one has come."""
         if self.clients is None or roster.version > self.clients.roster.version:
-            call_s = self.config.cluster.call_deadline_s
-            self.clients = RayClients(roster, classes=len(self.card.classes), call_s=call_s)
+            self.clients = RayClients(roster, classes=len(self.card.classes), overdue=self.overdue)
 
     def maps(self, images_BHW3: NDArray[np.uint8]) -> FeatureMaps:
         """F = ViT(D), Eq. (7), and the finer maps where there is a refiner."""
-        images_B3HW = to_tensor(list(images_BHW3)).to(self.device)
+        images_B3HW = to_tensor(list(images_BHW3), self.device)
         features_BDhw, fine = self.backbone.maps(images_B3HW, fine=self.parts.refiner is not None)
         return FeatureMaps(features_BDhw.to(self.dtype), tuple(map_BDyx.to(self.dtype) for map_BDyx in fine))
 
     def state(self) -> CloudState:
         """Where the cloud runs, and what images it wants."""
-        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        return CloudState(tuple(str(gpu) for gpu in gpus), self.backbone.pad_multiple)
+        return CloudState(assigned_gpus(), self.backbone.pad_multiple)
+
+
+def _check_finite(query_dist_Bd: Tensor, features_BDhw: Tensor) -> None:
+    """Raise before clients are asked about what is no number: they would be blamed for it."""
+    sums_B = query_dist_Bd.sum(dim=1) + features_BDhw.sum(dim=(1, 2, 3), dtype=torch.float64)
+    if rows := tuple((~torch.isfinite(sums_B)).nonzero()[:, 0].tolist()):
+        raise NotFiniteError("the backbone's features of this image are not finite", rows)
 
 
 def _batch_result(output: AirMoEOutput[RayRound], timings_ms: dict[str, float]) -> BatchResult:
@@ -145,7 +159,7 @@ def _batch_result(output: AirMoEOutput[RayRound], timings_ms: dict[str, float]) 
         js_BN=routing.js_BN.cpu().numpy(),
         score_BN=routing.score_BN.cpu().numpy(),
         prob_BN=routing.prob_BN.cpu().numpy(),
-        selected_BK=routing.selected_BK.cpu().numpy(),
+        selected_BK=routing.selected_BK.masked_fill(~routing.wanted_BK, -1).cpu().numpy(),
         transmit_BK=routing.transmit_BK.cpu().numpy(),
         beta_BK=output.beta_BK.cpu().numpy(),
         rho_B=output.rho_B.cpu().numpy(),
@@ -155,8 +169,11 @@ def _batch_result(output: AirMoEOutput[RayRound], timings_ms: dict[str, float]) 
         all_faded_B=routing.all_faded_B.cpu().numpy(),
         skipped_B=round_.skipped_B,
         versions=round_.versions,
-        faults=round_.faults,
+        renewed_B=[tuple(sorted(renewed)) for renewed in round_.renewed_B],
+        faults=round_.replies.news,
         heard=round_.heard,
+        processes=round_.processes,
+        calls=round_.replies.calls + 1,  # and the one that brought the batch
         sealed_gamma_BK=round_.sealed_gamma_BK,
         timings_ms=timings_ms,
     )

@@ -7,17 +7,21 @@ Suffixes: B inputs, n clients of this host, M prototypes, d statistic, C classes
 
 import hashlib
 import os
+import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, assert_never
+from typing import Any, NoReturn, TypeVar, assert_never
 
 import ray
 import torch
+from ray.actor import ActorClass
 from torch import Tensor
 
 from actors.cluster.connection import node_ip
-from actors.errors import InvalidOutputError, UnknownRoundError
+from actors.cluster.gpus import assigned_gpus, own_device
+from actors.errors import Fault, InvalidOutputError, UnknownRoundError
+from actors.processes.busy_time import BusyTime
 from actors.processes.host_frls import HostFrls
 from actors.processes.host_rounds import HostRound, HostRounds
 from actors.rounds.calls import Endpoint, Pinned
@@ -39,15 +43,21 @@ from actors.rounds.roster import expert_names
 from airmoe_ray.model.client import answer_query, precode, report
 from airmoe_ray.model.experts import ExpertOutput
 from airmoe_ray.model.local_clients import LocalClients
-from airmoe_ray.radio.channel import in_deep_fade
-from airmoe_ray.runtime.device import pick_device
+from airmoe_ray.radio.channel import draw_gamma, in_deep_fade
 from airmoe_ray.storage.checkpoint import compute_dtype, load_client, parse_tensors
 
 # arrays from the object store are shared and read-only; nothing here writes to its inputs
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
+F = TypeVar("F", bound=Callable[..., Any])
 HostMessage = Read | Gains | Forward | Transmit | Renew | Collect
 _PROBED = 16  # experts that a probe runs; where a host holds hundreds, all would take seconds
+
+
+def _in_group(name: str) -> Callable[[F], F]:
+    """Calls of the method run on the thread of this group; a plain method for whoever calls it here."""
+    mark: Callable[[F], F] = ray.method(concurrency_group=name)  # type: ignore[assignment]
+    return mark
 
 
 class ExpertHost(Endpoint):
@@ -56,8 +66,8 @@ class ExpertHost(Endpoint):
     learning = False  # where True, outputs keep their graphs
 
     def __init__(self, spec: HostSpec, files: Sequence[bytes | Pinned]) -> None:
-        self.spec, self.config = spec, spec.config
-        self.device = pick_device("auto", threads=spec.config.cluster.expert_threads)
+        self.spec, self.config, self.process = spec, spec.config, time.time_ns()
+        self.device = own_device(threads=spec.config.cluster.expert_threads)
         self.index_of = {client: index for index, client in enumerate(spec.clients)}
         self.clients = LocalClients(
             spec.config,
@@ -72,6 +82,7 @@ class ExpertHost(Endpoint):
         self.suspects: set[int] = set()  # indices whose last output was not finite
         self.next_probed = 0
         self.rounds = HostRounds()
+        self.busy = BusyTime()  # in exchanges, since the process began
 
     def _load(self, files: Sequence[bytes | Pinned]) -> list[bytes]:
         """Fill the clients from their files; the files' fingerprints."""
@@ -85,6 +96,16 @@ class ExpertHost(Endpoint):
             fingerprints.append(hashlib.blake2b(content, digest_size=16).digest())
         self.clients.eval().to(self.device)
         return fingerprints
+
+    def exchange(self, packed: bytes, *beside: Any) -> bytes:
+        """Take a message for a small reply; the host is busy meanwhile."""
+        with self.busy:
+            return super().exchange(packed, *beside)
+
+    def emit(self, packed: bytes, *beside: Any) -> Any:
+        """Take a message for a reply that another actor takes; the host is busy meanwhile."""
+        with self.busy:
+            return super().emit(packed, *beside)
 
     def receive(self, message: HostMessage, *beside: Any) -> object:
         """Call the method for this type of message."""
@@ -104,22 +125,34 @@ class ExpertHost(Endpoint):
             case _:
                 assert_never(message)
 
+    @_in_group("experts")
+    def compute(self, packed: bytes, *beside: Any) -> bytes:
+        """Take a message that keeps the experts busy; a small reply, sealed."""
+        return self.exchange(packed, *beside)
+
+    @_in_group("memory")
+    def remember(self, packed: bytes, *beside: Any) -> bytes:
+        """Take a message that goes to the disk; a small reply, sealed."""
+        return self.exchange(packed, *beside)
+
     # one method per exchange of `airmoe_ray.model.seam.Round`
 
     @torch.inference_mode()
-    def read(self, message: Read, gamma_Bn: Array) -> HostStatistic:
-        """P_j, Eq. (9)-(10), (13), and the fade bit; the client learns its own gamma as its channel estimate.
+    def read(self, message: Read) -> HostStatistic:
+        """P_j, Eq. (9)-(10), (13), and the fade bit; each client draws its own gamma, as it would estimate it.
 
         Rounds that are `finished` are forgotten on the way, which saves a call each.
         """
         self.rounds.end(message.finished)
         query_dist_Bd, temperature = self._tensor(message.query_dist_Bd), self.config.routing.norm_temperature
-        stat_Bnd, alpha_BnM = answer_query(self.clients.frl, query_dist_Bd, temperature=temperature)
-        gamma = torch.from_numpy(gamma_Bn)
+        with self.frls.unchanged():
+            stat_Bnd, alpha_BnM = answer_query(self.clients.frl, query_dist_Bd, temperature=temperature)
+            versions = tuple(self.frls.versions)
+        gamma = draw_gamma(message.ids_B, self.spec.clients, config=message.channel, seed=self.config.seed)
         faded_Bn = in_deep_fade(gamma, message.channel)  # before any rounding: the same bit on every device
         gamma = gamma.to(self.device, self.dtype.to_complex())
         self.rounds.begin(message.round_id, HostRound(message.channel, query_dist_Bd, gamma, alpha_BnM))
-        return HostStatistic(stat_Bnd.cpu().numpy(), faded_Bn.numpy(), tuple(self.frls.versions))
+        return HostStatistic(stat_Bnd.cpu().numpy(), faded_Bn.numpy(), versions, self.process)
 
     def gains(self, message: Gains) -> Array:
         """|gamma_j|^2 of this host's clients (B, n); asked only where all of S faded."""
@@ -168,26 +201,37 @@ class ExpertHost(Endpoint):
 
     def renew(self, message: Renew) -> tuple[int, ...]:
         """Renew the FRLs of clients that ran here, Eq. (11)-(12); the new versions."""
-        return self.renew_from(self._collected(message))
+        return self.renew_from(self._collected(message), message.until)
 
     def collect(self, message: Collect) -> dict[int, RenewalInput]:
         """What the owner of a client that ran here needs to renew it."""
         return self._collected(message)
 
-    def renew_from(self, collected: dict[int, RenewalInput]) -> tuple[int, ...]:
-        """Renew from what was collected here or at a replica; the new versions."""
+    @_in_group("memory")
+    def renew_from(self, collected: dict[int, RenewalInput] | Fault, until: float) -> tuple[int, ...]:
+        """Renew from what was collected here or at a replica; the new versions.
+
+        After `until` nobody waits for it any more: the answer has left, and said that this was not done.
+        """
+        if isinstance(collected, Fault):
+            raise UnknownRoundError(f"the replica {collected.value}")
+        if time.time() > until:
+            raise UnknownRoundError("a renewal came too late, and is left undone")
         return self.frls.renew(collected)
 
     # FRLs and health
 
+    @_in_group("memory")
     def snapshots(self, clients: tuple[int, ...]) -> dict[int, bytes]:
         """FRLs of the given clients, for replicas and for safekeeping."""
         return self.frls.snapshots(clients)
 
+    @_in_group("memory")
     def adopt(self, snapshots: Mapping[int, bytes]) -> tuple[int, ...]:
         """Take over newer FRLs; the resulting versions."""
         return self.frls.adopt(snapshots)
 
+    @_in_group("experts")
     @torch.inference_mode()
     def probe(self) -> HostState:
         """Run a small input through the FRLs and some experts, in turn: passes only if real work would.
@@ -216,14 +260,17 @@ class ExpertHost(Endpoint):
             drift=self.frls.drift,
             node_id=context.get_node_id(),
             node_ip=node_ip(),
-            gpu_ids=tuple(str(gpu) for gpu in context.get_accelerator_ids().get("GPU", [])),
+            gpu_ids=assigned_gpus(),
             pid=os.getpid(),
+            busy_s=self.busy.seconds,
+            process=self.process,
         )
 
     # inside
 
     def _collected(self, message: Renew | Collect) -> dict[int, RenewalInput]:
-        return self.rounds[message.round_id].collect(message.sample_P, message.client_P, self.index_of)
+        round_ = self.rounds[message.round_id]
+        return round_.collect(message.sample_P, message.client_P, message.tickets_B, self.index_of)
 
     def _raise_not_finite(self, indices: Sequence[int]) -> NoReturn:
         """Raise for these experts, which the next probe then looks at; for an FRL where there are none."""
@@ -235,4 +282,14 @@ class ExpertHost(Endpoint):
         return torch.from_numpy(values).to(self.device, self.dtype)
 
 
-ExpertActor = ray.remote(ExpertHost)
+def host_actor(host: type[Any]) -> ActorClass[Any]:
+    """An `ExpertHost` as an actor whose calls run on three threads.
+
+    A read or a transmission, a matter of milliseconds, does not wait for another batch's experts, nor for a disk.
+    """
+    as_actor: Any = ray.remote  # whose types do not know of groups
+    actor: ActorClass[Any] = as_actor(concurrency_groups={"experts": 1, "memory": 1})(host)
+    return actor
+
+
+ExpertActor = host_actor(ExpertHost)

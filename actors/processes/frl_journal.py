@@ -5,7 +5,10 @@ input order. Replaying it repeats the very arithmetic of Eq. (11)-(12), so a cli
 for bit. A record is forced to disk before the answer that caused it leaves.
 
     header   magic, format, fingerprint of the client's checkpoint file
-    record   length, CRC-32, then: version, A, M, d, alpha (A, M), psi (A, d), little-endian
+    record   length, CRC-32, then: version, A, M, d, kind, tickets (A), alpha (A, M), psi (A, d), little-endian
+
+The kind is that of the numbers, in capitals where tickets precede them: those of the requests it was done for, so that
+none is renewed for twice.
 """
 
 import errno
@@ -44,6 +47,7 @@ class Renewal:
     version: int  # of the FRL after it
     alpha_AM: Array
     psi_Ad: Array
+    tickets: tuple[int, ...] = ()  # of the requests that the inputs belong to; none: not known
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,13 @@ class Snapshot:
     version: int
     prototypes_Md: Array
     importance_M: Array
+    tickets: tuple[int, ...] = ()  # the last requests that it was renewed for
 
     def to_bytes(self, fingerprint: bytes) -> bytes:
         """The snapshot as a safetensors file that names the checkpoint it belongs to."""
         tensors = {"prototypes": self.prototypes_Md, "importance": self.importance_M}
-        return safetensors.numpy.save(tensors, {"version": str(self.version), "checkpoint": fingerprint.hex()})
+        facts = {"version": str(self.version), "checkpoint": fingerprint.hex(), "tickets": json.dumps(self.tickets)}
+        return safetensors.numpy.save(tensors, facts)
 
 
 class Journal:
@@ -98,11 +104,7 @@ class Journal:
         """Write one record and force it to disk."""
         if not self._end:
             self._start()
-        kind = b"d" if renewal.alpha_AM.dtype == np.float64 else b"f"
-        rows, m = renewal.alpha_AM.shape
-        body = _BODY.pack(renewal.version, rows, m, renewal.psi_Ad.shape[1], kind)
-        body += renewal.alpha_AM.astype(_FORMATS[kind]).tobytes() + renewal.psi_Ad.astype(_FORMATS[kind]).tobytes()
-        record = _FRAME.pack(len(body), zlib.crc32(body)) + body
+        record = _record(renewal)
         file = os.open(self.path, os.O_WRONLY)  # not kept open: a host may hold more clients than it may hold files
         try:
             os.lseek(file, self._end, os.SEEK_SET)
@@ -129,7 +131,7 @@ class Journal:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        fresh.rename(self.snapshot_path)
+        _rename(fresh, self.snapshot_path)
         self._start()
         return content
 
@@ -139,7 +141,7 @@ class Journal:
             file.write(self._header)
             file.flush()
             os.fsync(file.fileno())
-        fresh.rename(self.path)
+        _rename(fresh, self.path)
         self._end = len(self._header)
 
     def _load_snapshot(self) -> Snapshot | None:
@@ -150,7 +152,7 @@ class Journal:
     def _set_aside(self, path: Path) -> None:
         if path.exists():
             log.warning("%s cannot be read; it is kept as .damaged, and the FRL starts from its checkpoint", path)
-            path.rename(path.with_suffix(".damaged"))
+            _rename(path, path.with_suffix(".damaged"))
 
 
 def only_server(folder: Path, checkpoint: bytes) -> IO[bytes]:
@@ -180,7 +182,28 @@ def parse_snapshot(content: bytes, fingerprint: bytes) -> Snapshot | None:
     if facts.get("checkpoint") != fingerprint.hex():
         return None
     tensors = safetensors.numpy.load(content)
-    return Snapshot(int(facts["version"]), tensors["prototypes"], tensors["importance"])
+    tickets = tuple(json.loads(facts.get("tickets", "[]")))
+    return Snapshot(int(facts["version"]), tensors["prototypes"], tensors["importance"], tickets)
+
+
+def _rename(path: Path, to: Path) -> None:
+    """Rename a file for good: the new name is on disk before this returns."""
+    path.rename(to)
+    folder = os.open(to.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _record(renewal: Renewal) -> bytes:
+    kind = b"d" if renewal.alpha_AM.dtype == np.float64 else b"f"
+    rows, m = renewal.alpha_AM.shape
+    written = kind.upper() if renewal.tickets else kind
+    body = _BODY.pack(renewal.version, rows, m, renewal.psi_Ad.shape[1], written)
+    body += np.asarray(renewal.tickets, dtype="<u8").tobytes()
+    body += renewal.alpha_AM.astype(_FORMATS[kind]).tobytes() + renewal.psi_Ad.astype(_FORMATS[kind]).tobytes()
+    return _FRAME.pack(len(body), zlib.crc32(body)) + body
 
 
 def _records(content: bytes, start: int) -> Iterator[tuple[Renewal, int]]:
@@ -192,6 +215,9 @@ def _records(content: bytes, start: int) -> Iterator[tuple[Renewal, int]]:
         if not _BODY.size <= length == len(body) or zlib.crc32(body) != checksum:
             return
         version, rows, m, d, kind = _BODY.unpack_from(body)
-        numbers = np.frombuffer(body, dtype=_FORMATS[kind], offset=_BODY.size)
-        yield Renewal(version, numbers[: rows * m].reshape(rows, m), numbers[rows * m :].reshape(rows, d)), end
+        known = rows if kind.isupper() else 0
+        tickets = tuple(np.frombuffer(body, dtype="<u8", offset=_BODY.size, count=known).tolist())
+        numbers = np.frombuffer(body, dtype=_FORMATS[kind.lower()], offset=_BODY.size + 8 * known)
+        alpha_AM, psi_Ad = numbers[: rows * m].reshape(rows, m), numbers[rows * m :].reshape(rows, d)
+        yield Renewal(version, alpha_AM, psi_Ad, tickets), end
         start = end

@@ -3,7 +3,9 @@
 Suffixes: n clients of this host, M prototypes, d statistic; A inputs that activated one client.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor
 from actors.processes.frl_journal import Journal, Renewal, Snapshot, parse_snapshot
 from actors.rounds.messages import Array, RenewalInput
 from airmoe_ray.model.frl import FeatureRetrievalLibrary
+
+_TICKETS_KEPT = 1024  # a request is tried again within seconds, or not at all
 
 
 class HostFrls:
@@ -34,21 +38,47 @@ class HostFrls:
         self.versions = [0] * len(clients)
         self.snapshot_versions = [0] * len(clients)
         self.journals: list[Journal] = []  # none without a folder
+        self._tickets: list[dict[int, None]] = [{} for _ in clients]  # requests that each has renewed for, oldest first
+        self._renewing = threading.Lock()  # one renewal at a time, with its disk
+        self._memory = threading.Lock()  # prototypes, importance, versions: read and written as a whole
         if journal_folder is not None:
             for client, index in self.index_of.items():
                 self._open_journal(journal_folder, client, index)
 
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """No FRL changes while the block reads them."""
+        with self._memory:
+            yield
+
     def renew(self, collected: Mapping[int, RenewalInput]) -> tuple[int, ...]:
-        """Renew some clients, Eq. (11)-(12), on disk before it takes effect; the versions of all."""
-        for client, found in collected.items():
-            index = self.index_of[client]
-            renewal = Renewal(self.versions[index] + 1, found.alpha_AM, found.psi_Ad)
-            if self.journals:
-                self.journals[index].append(renewal)
-            self._apply(index, renewal)
-            if self.journals and self.journals[index].full:
-                self._compact(index)
-        return tuple(self.versions)
+        """Renew some clients, Eq. (11)-(12), on disk before it takes effect; the versions of all.
+
+        Each request counts once, however often it is sent: its ticket is on disk with what it changed.
+        """
+        with self._renewing:
+            for client, found in collected.items():
+                index = self.index_of[client]
+                renewal = self._new_part(index, found)
+                if renewal is None:
+                    continue
+                if self.journals:
+                    self.journals[index].append(renewal)
+                self._apply(index, renewal)
+                if self.journals and self.journals[index].full:
+                    self._compact(index)
+            return tuple(self.versions)
+
+    def _new_part(self, index: int, found: RenewalInput) -> Renewal | None:
+        """What has not been renewed yet; None: all has."""
+        version = self.versions[index] + 1
+        if not found.ticket_A:
+            return Renewal(version, found.alpha_AM, found.psi_Ad)
+        rows = [row for row, ticket in enumerate(found.ticket_A) if ticket not in self._tickets[index]]
+        if not rows:
+            return None
+        tickets = tuple(found.ticket_A[row] for row in rows)
+        return Renewal(version, found.alpha_AM[rows], found.psi_Ad[rows], tickets)
 
     def snapshots(self, clients: Iterable[int]) -> dict[int, bytes]:
         """FRLs of the given clients as files, for replicas and for safekeeping."""
@@ -57,16 +87,17 @@ class HostFrls:
 
     def adopt(self, snapshots: Mapping[int, bytes]) -> tuple[int, ...]:
         """Take over newer snapshots of the same checkpoint; the resulting versions."""
-        for client, content in snapshots.items():
-            index = self.index_of.get(client)
-            if index is None:
-                continue
-            snapshot = parse_snapshot(content, self.fingerprints[index])
-            if snapshot is not None and snapshot.version > self.versions[index]:
-                self._restore(index, snapshot)
-                if self.journals:
-                    self._compact(index)
-        return tuple(self.versions)
+        with self._renewing:
+            for client, content in snapshots.items():
+                index = self.index_of.get(client)
+                if index is None:
+                    continue
+                snapshot = parse_snapshot(content, self.fingerprints[index])
+                if snapshot is not None and snapshot.version > self.versions[index]:
+                    self._restore(index, snapshot)
+                    if self.journals:
+                        self._compact(index)
+            return tuple(self.versions)
 
     @property
     def drift(self) -> tuple[float, ...]:
@@ -89,21 +120,32 @@ class HostFrls:
         alpha_A1M = self._tensor(renewal.alpha_AM)[:, None]
         psi_A1d = self._tensor(renewal.psi_Ad)[:, None]
         active_A1 = torch.ones(alpha_A1M.shape[:2], dtype=torch.bool, device=alpha_A1M.device)
-        self.frl.renew(alpha_A1M, psi_A1d, active_A1, slice(index, index + 1))
-        self.versions[index] = renewal.version
+        with self._memory:
+            self.frl.renew(alpha_A1M, psi_A1d, active_A1, slice(index, index + 1))
+            self.versions[index] = renewal.version
+        self._note(index, renewal.tickets)
+
+    def _note(self, index: int, tickets: Iterable[int]) -> None:
+        known = self._tickets[index]
+        known |= dict.fromkeys(tickets)
+        for ticket in list(known)[: max(len(known) - _TICKETS_KEPT, 0)]:
+            del known[ticket]
 
     def _snapshot(self, index: int) -> Snapshot:
         return Snapshot(
             self.versions[index],
             self.frl.prototypes_NMd.detach()[index].cpu().numpy(),
             self.frl.importance_NM[index].cpu().numpy(),
+            tuple(self._tickets[index]),
         )
 
     @torch.no_grad()
     def _restore(self, index: int, snapshot: Snapshot) -> None:
-        self.frl.prototypes_NMd[index].copy_(torch.from_numpy(snapshot.prototypes_Md))
-        self.frl.importance_NM[index].copy_(torch.from_numpy(snapshot.importance_M))
-        self.versions[index] = self.snapshot_versions[index] = snapshot.version
+        with self._memory:
+            self.frl.prototypes_NMd[index].copy_(torch.from_numpy(snapshot.prototypes_Md))
+            self.frl.importance_NM[index].copy_(torch.from_numpy(snapshot.importance_M))
+            self.versions[index] = self.snapshot_versions[index] = snapshot.version
+        self._note(index, snapshot.tickets)
 
     def _compact(self, index: int) -> None:
         self.journals[index].compact(self._snapshot(index))

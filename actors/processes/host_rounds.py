@@ -4,8 +4,9 @@ Suffixes: B inputs, n clients of this host, M prototypes, d statistic, C classes
 A inputs that activated one client.
 """
 
+import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,43 +36,53 @@ class HostRound:
         """|gamma_j|^2."""
         return self.gamma_Bn.abs().square()
 
-    def collect(self, sample_P: Array, client_P: Array, index_of: Mapping[int, int]) -> dict[int, RenewalInput]:
+    def collect(
+        self, sample_P: Array, client_P: Array, tickets_B: Sequence[int], index_of: Mapping[int, int]
+    ) -> dict[int, RenewalInput]:
         """Attention and psi of the inputs that activated each client, in input order."""
         collected = {}
         for client in np.unique(client_P).tolist():
             rows, index = np.sort(sample_P[client_P == client]).tolist(), index_of[client]
             psi_Ad = torch.stack([self.outputs[row, index][1] for row in rows]).detach()
-            collected[client] = RenewalInput(self.alpha_BnM[rows, index].cpu().numpy(), psi_Ad.cpu().numpy())
+            tickets = tuple(tickets_B[row] for row in rows) if tickets_B else ()
+            collected[client] = RenewalInput(self.alpha_BnM[rows, index].cpu().numpy(), psi_Ad.cpu().numpy(), tickets)
         return collected
 
 
 class HostRounds:
-    """The rounds under way, by id."""
+    """The rounds under way, by id; exchanges of several may run at once."""
 
     def __init__(self) -> None:
         self._rounds: OrderedDict[str, HostRound] = OrderedDict()
+        self._lock = threading.Lock()
 
     def begin(self, round_id: str, round_: HostRound) -> None:
         """Add a round; where there are too many, the oldest are forgotten."""
-        self._rounds[round_id] = round_
-        while len(self._rounds) > _ROUNDS_KEPT:
-            self._rounds.popitem(last=False)
+        with self._lock:
+            self._rounds[round_id] = round_
+            while len(self._rounds) > _ROUNDS_KEPT:
+                self._rounds.popitem(last=False)
 
     def end(self, round_ids: Iterable[str]) -> None:
         """Forget rounds that are over, known here or not."""
-        for round_id in round_ids:
-            self._rounds.pop(round_id, None)
+        with self._lock:
+            for round_id in round_ids:
+                self._rounds.pop(round_id, None)
 
     def clear(self) -> None:
         """Forget all."""
-        self._rounds.clear()
+        with self._lock:
+            self._rounds.clear()
 
     @property
     def ids(self) -> tuple[str, ...]:
         """Ids of the rounds under way, oldest first."""
-        return tuple(self._rounds)
+        with self._lock:
+            return tuple(self._rounds)
 
     def __getitem__(self, round_id: str) -> HostRound:
-        if round_id not in self._rounds:
-            raise UnknownRoundError(f"round {round_id}: not begun here; the actor was restarted in between")
-        return self._rounds[round_id]
+        with self._lock:
+            round_ = self._rounds.get(round_id)
+        if round_ is None:
+            raise UnknownRoundError(f"round {round_id}: over, or begun in an earlier process of this host")
+        return round_

@@ -6,12 +6,11 @@ Suffixes: B inputs, n clients of this host, d statistic, C classes, h w grid; P 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ray
 import torch
 from torch import Tensor
 
 from actors.errors import UnknownRoundError
-from actors.processes.expert_host import ExpertHost, HostMessage
+from actors.processes.expert_host import ExpertHost, HostMessage, host_actor
 from actors.rounds.backward_messages import ClientFiles, Descend, Learn, Learned, Weigh
 from actors.rounds.calls import Pinned
 from actors.rounds.messages import Array, HostSpec, HostStatistic, Read, Renew
@@ -57,10 +56,10 @@ class LearningHost(ExpertHost):
         self.learning = learning
         self.clients.train(learning)
 
-    def read(self, message: Read, gamma_Bn: Array) -> HostStatistic:
+    def read(self, message: Read) -> HostStatistic:
         """Answer a query, in a process that knows where its clients are in their training."""
         self._check_restored()
-        return super().read(message, gamma_Bn)
+        return super().read(message)
 
     # the way back
 
@@ -118,7 +117,7 @@ class LearningHost(ExpertHost):
         for optimizer in self._optimizers():
             optimizer.step()
         self.clients.frl.project()
-        self.renew(Renew(message.round_id, message.sample_P, message.client_P))
+        self.renew(Renew(message.round_id, message.sample_P, message.client_P, tickets_B=()))
         self.rounds.end([message.round_id])
 
     # before and between rounds
@@ -172,4 +171,4 @@ def _belongs(name: str, index: int) -> bool:
     return name.startswith(f"experts.{index}.")
 
 
-LearningActor = ray.remote(LearningHost)
+LearningActor = host_actor(LearningHost)

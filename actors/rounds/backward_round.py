@@ -11,9 +11,11 @@ from torch import Tensor
 
 from actors.rounds.backward_messages import Descend, Learn, Learned, Weigh
 from actors.rounds.calls import Ref
+from actors.rounds.fault_policy import Exchange
 from actors.rounds.pairs import NO_PAIRS, Pairs, pairs_by_host
 from actors.rounds.ray_clients import RayClients
 from actors.rounds.ray_round import RayRound
+from actors.rounds.replies import Overdue
 from actors.rounds.roster import Roster, RoundSpec
 from actors.rounds.stubs import LearningHostCalls
 from airmoe_ray.config import ChannelConfig
@@ -27,8 +29,8 @@ from airmoe_ray.training.split_backward import ReportGradients, fill_unknown
 class FederatedClients(RayClients):
     """Starts rounds whose clients learn; everything that crosses is counted in `traffic`."""
 
-    def __init__(self, roster: Roster, *, classes: int, call_s: float, traffic: Traffic) -> None:
-        super().__init__(roster, classes=classes, call_s=call_s)
+    def __init__(self, roster: Roster, *, classes: int, overdue: Overdue, traffic: Traffic) -> None:
+        super().__init__(roster, classes=classes, overdue=overdue)
         self.traffic = traffic
 
     def begin(self, ids_B: Sequence[int], channel: ChannelConfig) -> "FederatedRound":
@@ -87,7 +89,11 @@ class FederatedRound(RayRound):
         """First exchange: g to the routed, a_j = <g, y_j> from them; see `fill_unknown` for one that is lost."""
         pairs, g = self._heard_pairs(), Ref.put(g_BChw.cpu().numpy())
         replies = self.replies.gather(
-            {key: self._learner(key).weigh(Weigh(self.id, its.sample_P, its.client_P), g) for key, its in pairs.items()}
+            {
+                key: self._learner(key).weigh(Weigh(self.id, its.sample_P, its.client_P), g)
+                for key, its in pairs.items()
+            },
+            Exchange.LEARN,
         )
         agreement_BK, known_BK = torch.zeros_like(self.beta_BK), torch.zeros_like(self.beta_BK, dtype=torch.bool)
         for key, agreement_P in replies.items():
@@ -133,7 +139,7 @@ class FederatedRound(RayRound):
             self.traffic.down("statistic gradients", reals=per_client * len(host.clients))
             self.traffic.down("report gradients", reals=len(its) * (2 if self.channel.rho_grad else 1))
         own_work()
-        learned = self.replies.gather(calls)
+        learned = self.replies.gather(calls, Exchange.LEARN)
         # several clients in one actor would each send their own part
         answered = sum(len(self.hosts[key].clients) for key in learned)
         self.traffic.up("query gradients", reals=answered * len(self.ids_B) * stat_grad.shape[-1])
@@ -147,7 +153,7 @@ class FederatedRound(RayRound):
             its = pairs.get(key, NO_PAIRS)
             message = Descend(self.id, its.sample_P, its.client_P, learning_rate, scale)
             calls[key] = self._learner(key).descend(message)
-        self.replies.gather(calls)
+        self.replies.gather(calls, Exchange.LEARN)
         self.traffic.up("norms", reals=len(calls))
         self.traffic.down("norms", reals=1)
 

@@ -6,6 +6,7 @@ other actors have yet to compute, travel beside it. A small reply travels pickle
 Which messages there are is in `messages.py`, which calls each actor takes in `stubs.py`.
 """
 
+import logging
 import pickle
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,21 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from actors.errors import Fault, InvalidOutputError, UnknownRoundError
 
 T = TypeVar("T")
+log = logging.getLogger("airmoe")
+
+
+def fault_of(error: Exception) -> Fault:
+    """What the exception of a call says about the actor that was called."""
+    if isinstance(error, GetTimeoutError):
+        return Fault.LATE
+    if isinstance(error, RayActorError | UnknownRoundError):
+        return Fault.LOST
+    return Fault.INVALID if isinstance(error, InvalidOutputError) else Fault.FAILED
 
 
 class Message:
@@ -72,7 +86,7 @@ def get_all(refs: Sequence[Ref[T]], timeout_s: float | None = None) -> list[T]:
 
 def ready(refs: Sequence[Ref[T]], *, count: int = 1, timeout_s: float | None = None) -> list[Ref[T]]:
     """The references that have arrived (or failed), once `count` of them have or the time is over."""
-    done, _ = ray.wait([ref.ref for ref in refs], num_returns=count, timeout=timeout_s)
+    done, _ = ray.wait([ref.ref for ref in refs], num_returns=count, timeout=timeout_s, fetch_local=False)
     arrived = set(done)
     return [ref for ref in refs if ref.ref in arrived]
 
@@ -86,16 +100,18 @@ class Endpoint:
 
     def exchange(self, packed: bytes, *beside: Any) -> bytes:
         """Take a message; a small reply, sealed, which the caller itself reads."""
-        return seal(self.emit(packed, *beside))
+        return seal(self.receive(unseal(packed), *map(_opened, beside)))
 
     def emit(self, packed: bytes, *beside: Any) -> Any:
-        """Take a message; the reply as it is, for another actor to take by reference."""
-        return self.receive(unseal(packed), *map(_opened, beside))
+        """Take a message; the reply as it is, for another actor to take by reference.
 
-    def deal(self, packed: bytes, *beside: Any) -> list[bytes] | bytes:
-        """Take a message whose reply is a list; each entry sealed and an object of its own (Ray's `num_returns`)."""
-        entries = [seal(entry) for entry in self.emit(packed, *beside)]
-        return entries if len(entries) > 1 else entries[0]
+        What goes wrong travels in its place: an exception would be raised by that other actor, and look like its own.
+        """
+        try:
+            return self.receive(unseal(packed), *map(_opened, beside))
+        except Exception as error:
+            log.warning("%s: %s", type(error).__name__, error)
+            return fault_of(error)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,28 @@
 """What to do about a client that is late, lost or sends invalid numbers: decisions only, no Ray, no clock.
 
-A round has three exchanges with clients. Before anything is transmitted a missing client can be made good for by the
-next best one; afterwards the survivors can only renormalise. Whoever fails again and again is left alone for a while.
+Before anything is transmitted a missing client can be made good for by the next best one; afterwards the survivors can
+only renormalise. Whoever fails again and again is left alone for a while.
 """
 
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from math import inf
 
 from actors.errors import Fault
+
+FORGIVEN_AFTER_S = 600.0  # a failure this long after the last one is the first of a new row
 
 
 class Exchange(Enum):
     """An exchange of a round in which clients may fail."""
 
     READ = auto()
+    GAINS = auto()
     FORWARD = auto()
     TRANSMIT = auto()
+    SUPERPOSE = auto()  # the channel's part of a transmission
+    RENEW = auto()
+    LEARN = auto()  # all of the way back
 
 
 class Decision(Enum):
@@ -51,18 +58,27 @@ class Health:
     """What is known about the health of a host."""
 
     state: State = State.STARTING
-    failures: int = 0  # in a row
+    failures: int = 0  # in a row, none of them long after the one before
+    failed_at: float = -inf  # the last one [s]
     late_probes: int = 0  # in a row: it hangs rather than restarts
 
-    def failed(self, fault: Fault, *, quarantine_after: int) -> "Health":
-        """The health after a failed call. A lost actor is known to restart; others get `quarantine_after` chances."""
-        failures = self.failures + 1
+    def failed(self, fault: Fault, *, now: float, quarantine_after: int) -> "Health":
+        """The health after a failed call at time `now` [s].
+
+        A lost actor is known to restart; others get `quarantine_after` chances, and a new start after a good while.
+        """
+        failures = 1 + (self.failures if now - self.failed_at <= FORGIVEN_AFTER_S else 0)
+        health = replace(self, failures=failures, failed_at=now)
         if self.state is State.DRAINING:
-            return replace(self, failures=failures)
+            return health
         if fault is Fault.LOST:
-            return replace(self, failures=failures, state=State.RESTARTING)
-        state = State.QUARANTINED if failures >= quarantine_after else self.state
-        return replace(self, failures=failures, state=state)
+            return replace(health, state=State.RESTARTING)
+        return replace(health, state=State.QUARANTINED) if failures >= quarantine_after else health
+
+    def unanswered(self) -> "Health":
+        """The health of a host that was up and left a plain question unanswered: it is asked for no more work."""
+        state = self.state if self.state is State.DRAINING else State.QUARANTINED
+        return replace(self, state=state, late_probes=self.late_probes + 1)
 
     def answered(self) -> "Health":
         """The health after a good reply: earlier failures are forgiven."""
@@ -85,16 +101,3 @@ class Health:
         if self.state is State.UP:
             return None
         return Fault.QUARANTINED if self.state is State.QUARANTINED else Fault.RESTARTING
-
-
-def replicas_wanted(load: float, *, hot_load: float, most: int, current: int) -> int:
-    """How many hosts a client of this windowed load (over the fair share) should have.
-
-    One more when each host is hot, one less when the load would be comfortable without: the gap between the two
-    thresholds keeps replicas from coming and going.
-    """
-    if load > hot_load * current:
-        return min(current + 1, most)
-    if current > 1 and load < 0.7 * hot_load * (current - 1):
-        return current - 1
-    return current

@@ -7,8 +7,10 @@ Suffixes: B inputs, N clients, K routed, n clients of one host, M prototypes, d 
 P routed pairs of one host; A inputs that activated one client.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +51,8 @@ class HostState:
     node_ip: str
     gpu_ids: tuple[str, ...]
     pid: int
+    process: int  # when it began [ns]
+    busy_s: float = 0.0  # working time since the process began
 
     @cached_property
     def place(self) -> dict[int, int]:
@@ -77,12 +81,18 @@ class CloudState:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a request may choose; only requests of equal settings share a batch."""
+    """What a request may choose; requests that differ in K and SNR alone share a batch."""
 
     routing: RoutingConfig
     channel: ChannelConfig
     renew: bool = False
     participants: Participants = EVERYBODY
+
+    @property
+    def common(self) -> tuple[object, ...]:
+        """What requests of one batch have in common."""
+        routing, channel = self.routing.model_dump(exclude={"top_k"}), self.channel.model_dump(exclude={"snr_db"})
+        return routing, channel, self.renew, self.participants
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,10 @@ class Segment(Message):
     """To the cloud, with images (B, H, W, 3): segment them with the clients of this roster or a newer one."""
 
     ids_B: tuple[int, ...]
-    settings: Settings
+    tickets_B: tuple[int, ...]  # numbers of the requests: the same however often one is tried
+    settings: Settings  # of all, but for the two that follow
+    top_k_B: tuple[int, ...]
+    snr_db_B: tuple[float, ...]
     roster_version: int
     time_left_s: float
 
@@ -104,7 +117,7 @@ class BatchResult:
     js_BN: Array
     score_BN: Array
     prob_BN: Array
-    selected_BK: Array
+    selected_BK: Array  # -1 beyond an input's own K
     transmit_BK: Array
     beta_BK: Array
     rho_B: Array
@@ -114,8 +127,11 @@ class BatchResult:
     all_faded_B: Array
     skipped_B: list[dict[int, Fault]]  # clients that could not take part
     versions: dict[int, int]  # of the FRLs that were read
+    renewed_B: list[tuple[int, ...]]  # clients that have renewed their FRL for it, on disk
     faults: dict[str, Fault]  # by host
     heard: tuple[str, ...]  # hosts whose signal arrived
+    processes: dict[str, int]  # of hosts that answered: when each began
+    calls: int  # that the batch took between actors
     sealed_gamma_BK: bytes  # of who transmitted, from the channel past the cloud
     timings_ms: dict[str, float]
 
@@ -125,9 +141,10 @@ class BatchResult:
 
 @dataclass(frozen=True)
 class Read(Message):
-    """To every host, with its own clients' gamma (B, n): answer the query, Eq. (9)-(10), (13)."""
+    """To every host: answer the query, Eq. (9)-(10), (13). Each client's fading follows from the inputs' ids."""
 
     round_id: str
+    ids_B: tuple[int, ...]
     query_dist_Bd: Array
     channel: ChannelConfig
     finished: tuple[str, ...] = ()  # earlier rounds, which the host may forget
@@ -140,6 +157,7 @@ class HostStatistic:
     stat_Bnd: Array
     faded_Bn: Array
     versions: tuple[int, ...]
+    process: int  # when the host's process began [ns]: another number is another process
 
     def is_valid(self, shape: tuple[int, ...]) -> bool:
         """Whether the statistics are of this shape and finite."""
@@ -177,7 +195,10 @@ class HostReport:
 
 @dataclass(frozen=True)
 class Transmit(Message):
-    """To hosts of clients with a weight: symbols (P, C, h, w) as the reply, which goes on to the channel, Eq. (22)."""
+    """To hosts of clients with a weight: symbols (P, C, h, w) as the reply, which goes on to the channel, Eq. (22).
+
+    What is wrong at a host travels in the place of its symbols: an exception would be the channel's to raise.
+    """
 
     round_id: str
     sample_P: Array
@@ -193,6 +214,8 @@ class Renew(Message):
     round_id: str
     sample_P: Array
     client_P: Array
+    tickets_B: tuple[int, ...]  # of the requests: what was renewed for one is not renewed again; none: it never is
+    until: float = inf  # `time.time` after which nobody waits for it any more, and it is to be left undone
 
 
 @dataclass(frozen=True)
@@ -202,6 +225,7 @@ class Collect(Message):
     round_id: str
     sample_P: Array
     client_P: Array
+    tickets_B: tuple[int, ...]
 
 
 class RenewalInput(NamedTuple):
@@ -209,28 +233,19 @@ class RenewalInput(NamedTuple):
 
     alpha_AM: Array
     psi_Ad: Array
+    ticket_A: tuple[int, ...]  # of whose requests they are
 
 
 # a round: cloud and channel
 
 
 @dataclass(frozen=True)
-class Sound(Message):
-    """To the channel: pilots for `clients` clients; each host's own gammas (B, n) as an object of its own."""
-
-    ids_B: tuple[int, ...]
-    clients: int
-    channel: ChannelConfig
-    hosts: tuple[tuple[int, ...], ...]  # clients of each host
-
-
-@dataclass(frozen=True)
 class Superpose(Message):
-    """To the channel, with the symbols (P, C, h, w) of each host: add them up, Eq. (4)."""
+    """To the channel, with the symbols (P, C, h, w) of each host, all of them there: add them up, Eq. (4)."""
 
     ids_B: tuple[int, ...]
-    clients: int
     channel: ChannelConfig
+    snr_db_B: tuple[float, ...]
     transmit_BK: Array
     beta_BK: Array
     places: tuple[Array, ...]  # of each host: input * K + rank of its pairs
@@ -245,4 +260,4 @@ class Arrival:
     error_energy_B: Array
     clean_energy_B: Array
     sealed_gamma_BK: bytes  # of who transmitted: for the account, passed on by the cloud unopened
-    invalid: tuple[int, ...] = ()  # which hosts' symbols were not fit for the air; then there is no signal
+    faults: Mapping[int, Fault] = field(default_factory=dict)  # of hosts by number; where any is, nothing was sent

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Self
 
 from actors.errors import Fault
 from actors.rounds.ray_round import RayRound
+from actors.rounds.replies import Overdue
 from actors.rounds.roster import Roster, RoundSpec
 from airmoe_ray.config import ChannelConfig
 
@@ -16,17 +18,19 @@ from airmoe_ray.config import ChannelConfig
 class RayClients:
     """Starts rounds with the clients of a roster."""
 
-    def __init__(self, roster: Roster, *, classes: int, call_s: float) -> None:
-        self.roster, self.classes, self.call_s = roster, classes, call_s
+    def __init__(self, roster: Roster, *, classes: int, overdue: Overdue) -> None:
+        self.roster, self.classes, self.overdue = roster, classes, overdue
         self.ends_at = float("inf")
+        self.tickets_B: tuple[int, ...] | None = None
+        self.snr_db_B: tuple[float, ...] | None = None
         self.finished: deque[str] = deque(maxlen=32)  # hosts drop these rounds at their next read
         self._turns = itertools.count()
         self._name = f"{time.time_ns():x}"
 
-    def until(self, ends_at: float) -> Self:
-        """The same clients for a round that must be over by then (`time.monotonic`)."""
+    def for_requests(self, tickets_B: tuple[int, ...], snr_db_B: tuple[float, ...], *, ends_at: float) -> Self:
+        """The same clients for a round of these requests, which must be over by `ends_at` (`time.monotonic`)."""
         limited = copy.copy(self)
-        limited.ends_at = ends_at
+        limited.ends_at, limited.tickets_B, limited.snr_db_B = ends_at, tickets_B, snr_db_B
         return limited
 
     def begin(self, ids_B: Sequence[int], channel: ChannelConfig) -> RayRound:
@@ -41,9 +45,11 @@ class RayClients:
             roster=self.roster,
             turn=turn,
             ids_B=tuple(ids_B),
+            tickets_B=self.tickets_B or tuple(secrets.randbits(63) for _ in ids_B),
             channel=channel,
+            snr_db_B=self.snr_db_B or (channel.snr_db,) * len(ids_B),
             classes=self.classes,
-            call_s=self.call_s,
+            overdue=self.overdue,
             ends_at=self.ends_at,
             finished=tuple(self.finished),
         )
@@ -52,8 +58,8 @@ class RayClients:
 class RecordingClients(RayClients):
     """Clients that remember who failed in any of their rounds."""
 
-    def __init__(self, roster: Roster, *, classes: int, call_s: float) -> None:
-        super().__init__(roster, classes=classes, call_s=call_s)
+    def __init__(self, roster: Roster, *, classes: int, overdue: Overdue) -> None:
+        super().__init__(roster, classes=classes, overdue=overdue)
         self.rounds: list[RayRound] = []
 
     def begin(self, ids_B: Sequence[int], channel: ChannelConfig) -> RayRound:
@@ -68,7 +74,7 @@ class RecordingClients(RayClients):
 
 
 class Begun:
-    """Clients whose round has begun already, so that pilots are under way while the cloud computes features."""
+    """Clients whose round has begun already: its maker has given it work to do meanwhile."""
 
     def __init__(self, round_: RayRound) -> None:
         self.round = round_

@@ -1,91 +1,224 @@
-"""Waiting for what actors reply: for how long, who failed, whether that was their own fault, and what policy says.
+"""How a round meets missing replies: whom it waits for and how long, what was wrong, and what policy says.
 
 Suffixes: B inputs, N clients, K routed.
 """
 
+import threading
 import time
 from collections.abc import Mapping
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import Tensor
 
-from actors.errors import ChannelLostError, DeadlineError, Fault, InvalidOutputError, NoExpertsError, UnknownRoundError
-from actors.rounds.calls import Ref, get_all
+from actors.errors import ChannelLostError, DeadlineError, Fault, NoExpertsError
+from actors.rounds.calls import Ref, fault_of, get_all, ready
 from actors.rounds.fault_policy import Decision, Exchange, decide
+from actors.rounds.messages import Arrival
+from actors.rounds.patience import Patience
 from actors.rounds.stubs import ChannelCalls
 from airmoe_ray.model.routing import Routing
 
 T = TypeVar("T")
+_CHANNEL = "channel"  # where hosts have their keys
+_MANY = 4  # hosts
+_GLANCE_S = 0.05  # replies within it count as equally fast: waking up for each of them would cost more than they do
+
+
+@dataclass(frozen=True)
+class _Call:
+    key: str
+    ref: Ref[Any]
+    exchange: Exchange
+    work: float
+    sent: float  # `time.monotonic`
+    teaches: bool = True  # what its host takes; those behind it only waited for it
+
+
+class Overdue:
+    """Calls of all rounds that were given up and may still be answered; with each answer a host catches up."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.patience = patience
+        self._calls: list[_Call] = []
+        self._lock = threading.Lock()
+
+    def add(self, call: _Call) -> bool:
+        """Note a call that was given up; whether it is the first that its host owes an answer to."""
+        with self._lock:
+            first = not self.patience.is_behind(call.key)
+            self._calls.append(replace(call, teaches=first))
+            self.patience.gave_up(call.key)
+        return first
+
+    def look(self) -> None:
+        """Note which of them have been answered meanwhile; nothing is fetched."""
+        if not self._calls:
+            return
+        now = time.monotonic()
+        with self._lock:
+            arrived = set(ready([call.ref for call in self._calls], count=len(self._calls), timeout_s=0))
+            answered = [call for call in self._calls if call.ref in arrived]
+            self._calls = [call for call in self._calls if call.ref not in arrived]
+        for call in answered:
+            self.patience.caught_up(call.key)
+            if call.teaches:
+                self.patience.answered(call.key, call.exchange, now - call.sent, call.work)
 
 
 class Replies:
     """Replies of one round by host, and what was wrong with the missing ones."""
 
-    def __init__(self, channel: ChannelCalls, *, call_s: float, ends_at: float) -> None:
-        self.channel, self.call_s, self.ends_at = channel, call_s, ends_at
-        self.faults: dict[str, Fault] = {}  # by host, for the health record
+    def __init__(self, overdue: Overdue, *, ends_at: float) -> None:
+        self.overdue, self.patience, self.ends_at = overdue, overdue.patience, ends_at
+        self.faults: dict[str, Fault] = {}  # by host
+        self.known: set[str] = set()  # of these, hosts that were behind before: nothing new for the health record
+        self.calls = 0  # between actors
 
     @property
     def time_left_s(self) -> float:
         """Until the round must be over."""
         return self.ends_at - time.monotonic()
 
-    @property
-    def exchange_s(self) -> float:
-        """How long one exchange may take."""
-        return max(min(self.call_s, self.time_left_s), 0.001)
-
-    def gather(self, calls: Mapping[str, Ref[T]], timeout_s: float | None = None) -> dict[str, T]:
-        """Replies by host; a host that did not reply well is entered in `faults`."""
-        limit_s = self.exchange_s if timeout_s is None else timeout_s
-        until = time.monotonic() + limit_s
+    def gather(
+        self, calls: Mapping[str, Ref[T]], exchange: Exchange, work: Mapping[str, float] | None = None
+    ) -> dict[str, T]:
+        """Replies by host; a host that did not reply well and in time is entered in `faults`."""
+        arrived = {key: calls[key] for key in self.await_each(calls, exchange, work)}
+        limit_s = min(self.patience.ceiling_s, max(self.time_left_s, 0.001))
         try:
-            return dict(zip(calls, get_all(list(calls.values()), limit_s), strict=True))
+            return dict(zip(arrived, get_all(list(arrived.values()), limit_s), strict=True))
         except RayError:
             pass
         found = {}
-        for key, ref in calls.items():
+        for key, ref in arrived.items():
             try:
-                found[key] = ref.get(max(until - time.monotonic(), 0.0))
+                found[key] = ref.get(0.05)
             except RayError as error:
-                self.check_host_at_fault(error)
-                self.faults[key] = fault_of(error)
+                self.blame(key, fault_of(error))
         return found
 
-    def check_host_at_fault(self, error: RayError) -> None:
-        """Raise what is no host's fault: the channel died, or the request's own time is over."""
-        if isinstance(error, RayActorError) and error.actor_id == self.channel.actor_id:
-            raise ChannelLostError("the channel was lost") from None
-        if isinstance(error, GetTimeoutError) and self.time_left_s <= 0:
-            raise DeadlineError("the request's time is over") from None
+    def await_each(
+        self, calls: Mapping[str, Ref[T]], exchange: Exchange, work: Mapping[str, float] | None = None
+    ) -> list[str]:
+        """Hosts whose reply has arrived, fetched or not; the others are late.
+
+        Each has the time that it usually takes and some slack. One that owes an earlier answer is not waited for, and
+        taken in only if it has caught up by the time the others have answered.
+        """
+        self.calls += len(calls)
+        self.overdue.look()
+        sent, size = time.monotonic(), work or {}
+        behind = {key for key in calls if self.patience.is_behind(key)}
+        awaited = (calls.keys() - behind) or set(calls)
+        limits_s = {key: self.patience.limit_s(key, exchange, size.get(key, 1.0)) for key in awaited}
+        took_s = self._wait({key: calls[key] for key in awaited}, limits_s, sent)
+        for key, seconds in took_s.items():
+            self.patience.answered(key, exchange, seconds, size.get(key, 1.0))
+        if len(took_s) < len(awaited) and self.time_left_s <= 0:
+            raise DeadlineError("the request's time is over")
+        arrived = took_s.keys() | self._caught_up({key: calls[key] for key in behind - awaited})
+        for key in calls.keys() - arrived:
+            self.faults[key] = Fault.LATE
+            first = self.overdue.add(_Call(key, calls[key], exchange, size.get(key, 1.0), sent))
+            if not first:  # one freeze is one fault, however many rounds it meets
+                self.known.add(key)
+        return [key for key in calls if key in arrived]
+
+    def _wait(self, calls: Mapping[str, Ref[T]], limits_s: Mapping[str, float], sent: float) -> dict[str, float]:
+        """How long each took, of those that were in time."""
+        pending, half_s = dict(calls), None
+        took_s: dict[str, float] = {}
+        timeout_s, count = _GLANCE_S, len(calls)
+        while pending and timeout_s > 0:
+            arrived = set(ready(list(pending.values()), count=count, timeout_s=min(timeout_s, self._left_s)))
+            now_s = time.monotonic() - sent
+            took_s |= {key: now_s for key, ref in pending.items() if ref in arrived}
+            pending = {key: ref for key, ref in pending.items() if ref not in arrived}
+            if half_s is None and 2 * len(took_s) >= len(calls):
+                half_s = now_s
+            if pending and self.time_left_s > 0:
+                # where hardly anybody answers, the machine is slow, and nobody in particular
+                factor = 2 if half_s is None and len(calls) >= _MANY else 1
+                longest_s = factor * max(self.patience.stretched_s(limits_s[key], half_s or 0.0) for key in pending)
+                timeout_s, count = longest_s - (time.monotonic() - sent), 1
+            else:
+                timeout_s = 0.0
+        return took_s
+
+    @property
+    def _left_s(self) -> float:
+        return max(self.time_left_s, 0.0) if self.ends_at != float("inf") else 1e6
+
+    def _caught_up(self, calls: Mapping[str, Ref[T]]) -> set[str]:
+        """Of hosts that were behind, those that have answered this call and all before it."""
+        if not calls:
+            return set()
+        self.overdue.look()
+        arrived = set(ready(list(calls.values()), count=len(calls), timeout_s=0))
+        return {key for key, ref in calls.items() if ref in arrived and not self.patience.is_behind(key)}
+
+    def may_ask(self, key: str) -> bool:
+        """Whether to ask a host at all; one that has left many calls unanswered counts as late unasked."""
+        if not (asked := self.patience.may_ask(key)):
+            self.overdue.look()
+            asked = self.patience.may_ask(key)
+        if not asked:
+            self.faults[key] = Fault.LATE
+            self.known.add(key)
+        return asked
+
+    def from_channel(self, channel: ChannelCalls, arriving: Ref[Arrival], work: float) -> Arrival | str:
+        """What the channel delivers; or the actor that died with what it was to deliver, by Ray's name."""
+        self.calls += 1
+        sent, limit_s = time.monotonic(), 2 * self.patience.limit_s(_CHANNEL, Exchange.SUPERPOSE, work)
+        try:
+            arrival = arriving.get(max(min(limit_s, self.time_left_s), 0.001))
+        except GetTimeoutError:
+            if self.time_left_s <= 0:
+                raise DeadlineError("the request's time is over") from None
+            raise ChannelLostError("the channel does not answer") from None
+        except RayActorError as error:
+            if error.actor_id == channel.actor_id:
+                raise ChannelLostError("the channel was lost") from None
+            return str(error.actor_id)
+        self.patience.answered(_CHANNEL, Exchange.SUPERPOSE, time.monotonic() - sent, work)
+        return arrival
+
+    def blame(self, key: str, fault: Fault) -> None:
+        """Enter what was wrong with a host that was waited for."""
+        self.faults[key] = fault
+        self.known.discard(key)
+        if fault is Fault.LOST:
+            self.patience.forget(key)
+
+    @property
+    def news(self) -> dict[str, Fault]:
+        """Faults for the health record: a host that stays behind is entered once."""
+        return {key: fault for key, fault in self.faults.items() if key not in self.known}
 
     # what policy says about who is lost
 
     def may_substitute(self, routing: Routing, lost_BK: Tensor, usable_BN: Tensor) -> Tensor:
         """Per input, whether policy wants the next best client instead of the lost ones."""
-        taken_BN = torch.zeros_like(usable_BN).scatter(1, routing.transmit_BK.cpu(), True)
         survivors_B = (routing.active_BK.cpu() & ~lost_BK).sum(dim=1).tolist()
-        spares_B = (usable_BN & ~taken_BN).sum(dim=1).tolist()
-        left_s = self.time_left_s
+        spares_B = (usable_BN & ~routing.taken_BN.cpu()).sum(dim=1).tolist()
+        left_s, call_s = self.time_left_s, 2 * self.patience.slack_s
         decisions = [
-            decide(Exchange.FORWARD, survivors=alive, spares=spare, time_left_s=left_s, call_s=self.call_s)
+            decide(Exchange.FORWARD, survivors=alive, spares=spare, time_left_s=left_s, call_s=call_s)
             for alive, spare in zip(survivors_B, spares_B, strict=True)
         ]
         return torch.tensor([decision is Decision.SUBSTITUTE for decision in decisions])
 
     def check_survivors(self, exchange: Exchange, active_BK: Tensor) -> None:
-        """Raise where an input has lost all of its clients."""
-        fewest = int(active_BK.sum(dim=1).min())
-        if decide(exchange, survivors=fewest, spares=0, time_left_s=0, call_s=0) is Decision.GIVE_UP:
-            raise NoExpertsError("every routed expert was lost", self.faults)
-
-
-def fault_of(error: Exception) -> Fault:
-    """What the exception of a call says about the host."""
-    if isinstance(error, GetTimeoutError):
-        return Fault.LATE
-    if isinstance(error, RayActorError | UnknownRoundError):
-        return Fault.LOST
-    return Fault.INVALID if isinstance(error, InvalidOutputError) else Fault.FAILED
+        """Raise where inputs have lost all of their clients, and say which."""
+        survivors_B = active_BK.sum(dim=1).tolist()
+        given_up = tuple(
+            row
+            for row, alive in enumerate(survivors_B)
+            if decide(exchange, survivors=alive, spares=0, time_left_s=0, call_s=0) is Decision.GIVE_UP
+        )
+        if given_up:
+            raise NoExpertsError("every routed expert was lost", self.news, given_up)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.errors import Fault
+from actors.rounds.replies import Overdue
 from actors.rounds.stubs import ChannelCalls, HostCalls
 from airmoe_ray.config import ChannelConfig
 
@@ -33,11 +34,6 @@ class Roster:
     hosts: tuple[Host, ...]
     missing: Mapping[int, Fault] = field(default_factory=dict)  # clients without a host that is up
 
-    @property
-    def drawn(self) -> int:
-        """Clients that the channel draws for: also those of a host that have left. Others' draws are the same."""
-        return max([self.total, *(1 + max(host.clients) for host in self.hosts)])
-
     def serving(self, turn: int) -> dict[int, Host]:
         """The host that speaks for each client this time; owner and replicas take turns."""
         hosts: dict[int, list[Host]] = {}
@@ -60,9 +56,11 @@ class RoundSpec:
     roster: Roster
     turn: int  # owner and replicas of a client take turns
     ids_B: tuple[int, ...]
+    tickets_B: tuple[int, ...]  # numbers of the requests: the same however often one is tried
     channel: ChannelConfig
+    snr_db_B: tuple[float, ...]
     classes: int
-    call_s: float  # longest time of one exchange
+    overdue: Overdue  # what earlier rounds still wait for, and how long anybody may take
     ends_at: float = float("inf")  # `time.monotonic` by which the round must be over
     finished: tuple[str, ...] = ()  # earlier rounds, which hosts may forget
 

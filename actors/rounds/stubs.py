@@ -14,6 +14,7 @@ import ray
 from numpy.typing import NDArray
 from ray.actor import ActorClass
 
+from actors.errors import Fault
 from actors.rounds.backward_messages import ClientFiles, Descend, Learn, Learned, Weigh
 from actors.rounds.calls import Pinned, Ref
 from actors.rounds.messages import (
@@ -33,7 +34,6 @@ from actors.rounds.messages import (
     Renew,
     RenewalInput,
     Segment,
-    Sound,
     Superpose,
     Transmit,
 )
@@ -73,9 +73,9 @@ class HostCalls(ActorCalls):
         """A new host, which starts in the background."""
         return cls(actor.remote(spec, files))
 
-    def read(self, message: Read, gamma_Bn: Ref[Array]) -> Ref[HostStatistic]:
-        """All clients of the host answer a query; its own gammas come from the channel."""
-        return Ref(self.handle.exchange.remote(message.packed, gamma_Bn.ref))
+    def read(self, message: Read) -> Ref[HostStatistic]:
+        """All clients of the host answer a query."""
+        return Ref(self.handle.exchange.remote(message.packed))
 
     def gains(self, message: Gains) -> Ref[Array]:
         """|gamma_j|^2 (B, n)."""
@@ -83,23 +83,23 @@ class HostCalls(ActorCalls):
 
     def forward(self, message: Forward, features_BDhw: Ref[Array]) -> Ref[HostReport]:
         """Routed clients run their experts."""
-        return Ref(self.handle.exchange.remote(message.packed, features_BDhw.ref))
+        return Ref(self.handle.compute.remote(message.packed, features_BDhw.ref))
 
-    def transmit(self, message: Transmit) -> Ref[Array]:
-        """Symbols (P, C, h, w), for the channel."""
+    def transmit(self, message: Transmit) -> Ref[Array | Fault]:
+        """Symbols (P, C, h, w), for the channel; or what went wrong."""
         return Ref(self.handle.emit.remote(message.packed))
 
     def renew(self, message: Renew) -> Ref[tuple[int, ...]]:
         """An owner renews what its clients read in this round; the new versions."""
-        return Ref(self.handle.exchange.remote(message.packed))
+        return Ref(self.handle.remember.remote(message.packed))
 
-    def collect(self, message: Collect) -> Ref[dict[int, RenewalInput]]:
+    def collect(self, message: Collect) -> Ref[dict[int, RenewalInput] | Fault]:
         """What a replica's clients read in this round, for their owner."""
         return Ref(self.handle.emit.remote(message.packed))
 
-    def renew_from(self, collected: Ref[dict[int, RenewalInput]]) -> Ref[tuple[int, ...]]:
-        """An owner renews what a replica has collected; the new versions."""
-        return Ref(self.handle.renew_from.remote(collected.ref))
+    def renew_from(self, collected: Ref[dict[int, RenewalInput] | Fault], until: float) -> Ref[tuple[int, ...]]:
+        """An owner renews what a replica has collected, before `until` (`time.time`); the new versions."""
+        return Ref(self.handle.renew_from.remote(collected.ref, until))
 
     def snapshots(self, clients: tuple[int, ...]) -> Ref[dict[int, bytes]]:
         """FRLs of these clients, as files."""
@@ -164,14 +164,8 @@ class ChannelCalls(ActorCalls):
         """A new channel, which starts in the background."""
         return cls(actor.remote(seed))
 
-    def sound(self, message: Sound) -> list[Ref[Array]]:
-        """Each host's own gammas (B, n)."""
-        count = len(message.hosts)
-        found = self.handle.deal.options(num_returns=count).remote(message.packed)
-        return [Ref(ref) for ref in (found if count > 1 else [found])]
-
-    def superpose(self, message: Superpose, *symbols_PChw: Ref[Array]) -> Ref[Arrival]:
-        """What arrives of the symbols of all hosts."""
+    def superpose(self, message: Superpose, *symbols_PChw: Ref[Array | Fault]) -> Ref[Arrival]:
+        """What arrives of the symbols of all hosts. They must be there: the channel would wait, and all after it."""
         return Ref(self.handle.exchange.remote(message.packed, *(symbols.ref for symbols in symbols_PChw)))
 
     def ping(self) -> Ref[bool]:
@@ -184,9 +178,9 @@ class CloudCalls(ActorCalls):
     """Calls of a `Cloud`."""
 
     @classmethod
-    def start(cls, actor: ActorClass[Any], spec: CloudSpec, content: bytes) -> Self:
-        """A new cloud, which starts in the background."""
-        return cls(actor.remote(spec, content))
+    def start(cls, actor: ActorClass[Any], spec: CloudSpec, content: bytes, weights: Pinned | None) -> Self:
+        """A new cloud, which starts in the background; `weights` are its backbone's, where they are a file."""
+        return cls(actor.remote(spec, content, weights))
 
     def segment(self, message: Segment, images_BHW3: NDArray[np.uint8]) -> Ref[BatchResult]:
         """One batch from pixels to fused logits."""

@@ -3,6 +3,9 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +15,7 @@ from actors.errors import (
     ChannelLostError,
     DeadlineError,
     NoExpertsError,
+    NotFiniteError,
     RosterNeededError,
     ServiceError,
     last_line,
@@ -22,7 +26,17 @@ from actors.serving.host_records import HostRecords
 
 log = logging.getLogger("airmoe")
 _LATE_ENOUGH = 3  # batches in a row that a cloud may leave unanswered before it is started again
+_CHANNEL_S = 2.0  # it answers in a millisecond; beyond this it hangs
 GRACE_S = 1.0  # the cloud ends its rounds in time by itself; this is for the way back
+
+
+@dataclass(frozen=True)
+class Again:
+    """A batch that has to be tried again, and how."""
+
+    alone: tuple[int, ...] = ()  # inputs that nobody was left for: on their own, so that their neighbours do not wait
+    suspect: bool = False  # the cloud died over it: some input may be why
+    pause: bool = True  # somebody has to come back first
 
 
 class CloudLink:
@@ -32,48 +46,62 @@ class CloudLink:
         self.hosts, self.system = hosts, hosts.system
         self.call_s = hosts.system.config.cluster.call_deadline_s
         self._cloud_late = 0  # batches in a row
+        self._cloud_up = True  # it has answered since it was last lost
 
     async def attempt(
-        self, images_BHW3: NDArray[np.uint8], ids_B: tuple[int, ...], settings: Settings, *, ends_at: float
-    ) -> BatchResult | None:
-        """One batch, to be answered by `ends_at` (`time.monotonic`); None: worth another attempt after a moment."""
+        self,
+        images_BHW3: NDArray[np.uint8],
+        ids_B: tuple[int, ...],
+        tickets_B: tuple[int, ...],
+        settings_B: Sequence[Settings],
+        *,
+        ends_at: float,
+    ) -> BatchResult | Again:
+        """One batch, to be answered by `ends_at` (`time.monotonic`); settings may differ in K and SNR."""
+        settings = settings_B[0]
         self.hosts.check_up(settings.participants)
-        cloud, time_left_s = self.system.cloud, ends_at - time.monotonic()
+        cloud, was_up, time_left_s = self.system.cloud, self._cloud_up, ends_at - time.monotonic()
         try:
             with self.hosts.batch_under_way() as roster_version:
-                message = Segment(ids_B, settings, roster_version, time_left_s)
+                top_k_B = tuple(one.routing.top_k for one in settings_B)
+                snr_db_B = tuple(one.channel.snr_db for one in settings_B)
+                message = Segment(ids_B, tickets_B, settings, top_k_B, snr_db_B, roster_version, time_left_s)
                 result = await asyncio.wait_for(cloud.segment(message, images_BHW3), time_left_s + GRACE_S)
-        except RosterNeededError:
-            if await self._send_roster():
-                return await self.attempt(images_BHW3, ids_B, settings, ends_at=ends_at)
-            return None
+        except RosterNeededError:  # so it lives
+            self._cloud_up = True
+            return Again(pause=not await self._send_roster())
         except (RayError, TimeoutError) as error:
-            await self._mend(cloud, error)
-            return None
-        self._cloud_late = 0
+            return await self._mend(cloud, error, was_up=was_up)
+        self._cloud_late, self._cloud_up = 0, True
         self.hosts.record_faults(result.faults, heard=result.heard)
+        self.hosts.notice(result.processes)
         return result
 
-    async def _mend(self, cloud: CloudCalls, error: Exception) -> None:
+    async def _mend(self, cloud: CloudCalls, error: Exception, *, was_up: bool) -> Again:
         """What can be done about a failed batch; raises where another attempt is pointless.
 
         Errors of our own arrive as Ray's, with the one that the cloud raised as their `cause`.
         """
+        own: Any = getattr(error, "cause", error)
         if isinstance(error, NoExpertsError):
-            self.hosts.record_faults(getattr(error, "cause", error).faults)
-        elif isinstance(error, ChannelLostError):
-            log.warning("%s; trying again", getattr(error, "cause", error))
+            self.hosts.record_faults(own.faults)
+            return Again(alone=own.rows or ())
+        if isinstance(error, NotFiniteError):
+            raise own from None
+        if isinstance(error, ChannelLostError):
+            log.warning("%s; trying again", own)
             await self._revive_channel()
-        elif isinstance(error, DeadlineError):
-            pass  # of the most urgent image; the others may have time left
-        elif isinstance(error, RayActorError):
+            return Again(pause=False)
+        if isinstance(error, DeadlineError):
+            return Again(pause=False)  # of the most urgent image; the others may have time left
+        if isinstance(error, RayActorError):
             self._cloud_lost(cloud, error)
-        elif isinstance(error, TimeoutError):
+            return Again(suspect=was_up)
+        if isinstance(error, TimeoutError):
             self._cloud_is_late()
             raise DeadlineError("the cloud does not answer") from None
-        else:
-            log.error("the cloud failed: %s", error)
-            raise ServiceError("the cloud failed on this batch") from None
+        log.error("the cloud failed: %s", error)
+        raise ServiceError("the cloud failed on this image") from None
 
     async def _send_roster(self) -> bool:
         """The cloud does not know the clients, being new itself: whether it does now."""
@@ -86,8 +114,9 @@ class CloudLink:
     async def _revive_channel(self) -> None:
         """A channel that died comes back by itself; one that hangs is made to."""
         try:
-            await asyncio.wait_for(self.system.channel.ping(), self.call_s)
+            await asyncio.wait_for(self.system.channel.ping(), min(self.call_s, _CHANNEL_S))
         except TimeoutError:
+            log.warning("the channel hangs; restarting it")
             self.system.channel.restart()
         except RayError:
             pass
@@ -95,6 +124,7 @@ class CloudLink:
     def _cloud_lost(self, cloud: CloudCalls, error: RayActorError) -> None:
         """A cloud that died comes back by itself, unless its constructor failed."""
         log.warning("the cloud was lost (%s); trying again on the restarted one", last_line(error))
+        self._cloud_up = False
         if error.actor_init_failed:
             self.system.remake_cloud(cloud)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ class HostRecord:
     health: Health = field(default_factory=Health)
     seen: HostState | None = None  # its last answer to a probe
     probing: bool = False
+    asked_for: bool = False  # it is to be looked after now, not with the next poll
 
 
 class HostRecords:
@@ -88,12 +90,22 @@ class HostRecords:
         for key, record in self.records.items():
             if key in faults:
                 after = self.system.config.cluster.quarantine_after
-                record.health = record.health.failed(faults[key], quarantine_after=after)
+                record.health = record.health.failed(faults[key], now=time.monotonic(), quarantine_after=after)
+                record.asked_for = True
                 log.warning(record.host.describe(faults[key].value))
             elif key in heard:
                 record.health = record.health.answered()
         if faults:
+            self.changed.set()
             self.publish()
+
+    def notice(self, processes: Mapping[str, int]) -> None:
+        """A host that answers from another process than was last seen has restarted: it is looked after at once."""
+        for key, process in processes.items():
+            record = self.records.get(key)
+            if record is not None and record.seen is not None and record.seen.process != process:
+                record.asked_for = True
+                self.changed.set()
 
     # hosts come and go
 

@@ -26,8 +26,9 @@ class Prober:
     def start_probes(self, *, poll: bool) -> None:
         """Ask hosts that are not up, and with `poll` all of them; the answers are entered as they come."""
         for record in list(self.hosts.records.values()):
-            if not record.probing and (poll or record.health.state not in (State.UP, State.DRAINING)):
-                record.probing = True
+            idle = record.health.state in (State.UP, State.DRAINING)
+            if not record.probing and (poll or record.asked_for or not idle):
+                record.probing, record.asked_for = True, False
                 asyncio.create_task(self._probe(record))  # noqa: RUF006  ends by itself within a deadline
 
     async def _probe(self, record: HostRecord) -> None:
@@ -37,6 +38,11 @@ class Prober:
         finally:
             record.probing = False
         if key not in self.hosts.records:  # it has left, or another actor has taken its place
+            return
+        if was_up and fault is Fault.LATE and record.health.state is State.UP:
+            log.warning("%s", record.host.describe("does not answer"))
+            record.health = record.health.unanswered()
+            self.hosts.publish()
             return
         if was_up and fault is not None:
             self.hosts.record_faults({key: fault})

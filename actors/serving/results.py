@@ -43,10 +43,11 @@ class ImageResult:
     noise_power: float  # sigma_c^2 per complex symbol
     nmse: float  # against the noiseless sum
     truncated: tuple[int, ...]  # routed clients in deep fade
-    skipped: dict[int, Fault]  # clients that could not take part, and why
+    skipped: dict[int, Fault]  # clients that could not take part, or did not confirm a renewal, and why
     all_faded: bool
     ledger: Ledger
     batch_size: int
+    renewed: tuple[int, ...] = ()  # clients that have renewed their FRL for it: it is on disk
     timings_ms: dict[str, float] = field(default_factory=dict)  # queue, backbone, read, route, expert, channel
 
     @property
@@ -71,7 +72,7 @@ def results_of(
     *,
     config: Config,
     feature_dim: int,
-    settings: Settings,
+    settings_B: Sequence[Settings],
     seeds_B: Sequence[int],
     queued_ms_B: Sequence[float],
 ) -> list[ImageResult]:
@@ -79,7 +80,7 @@ def results_of(
     gamma_BK = unseal(batch.sealed_gamma_BK)
     return [
         _image_result(batch, row, gamma_BK[row], config, feature_dim, settings, seed, queued_ms)
-        for row, (seed, queued_ms) in enumerate(zip(seeds_B, queued_ms_B, strict=True))
+        for row, (settings, seed, queued_ms) in enumerate(zip(settings_B, seeds_B, queued_ms_B, strict=True))
     ]
 
 
@@ -101,7 +102,7 @@ def _image_result(  # noqa: PLR0917
     ]
     weight = {client: beta for client, beta, _ in transmitting}
     gamma = {client: gain for client, _, gain in transmitting}
-    selected = {int(c) for c in batch.selected_BK[row]}
+    selected = {int(c) for c in batch.selected_BK[row] if c >= 0}
     return ImageResult(
         logits_Chw=batch.logits_BChw[row],
         clients=tuple(
@@ -122,6 +123,7 @@ def _image_result(  # noqa: PLR0917
         nmse=float(batch.nmse_B[row]),
         truncated=tuple(sorted(c for c in selected if batch.faded_BN[row, c] and c not in weight)),
         skipped={client: fault for client, fault in batch.skipped_B[row].items() if wanted(client)},
+        renewed=batch.renewed_B[row],
         all_faded=bool(batch.all_faded_B[row]),
         ledger=account(
             config,

@@ -1,25 +1,26 @@
 """Keeps the system whole: the loop that looks after hosts, their load, replicas, scaling and status.
 
-Policy decides (`fault_policy.py`), the supervisor acts. All of it runs on the front end's event loop and never makes a
-request wait.
+Policy decides (`fault_policy.py`, `replica_policy.py`), the supervisor acts. All of it runs on the front end's event
+loop and never makes a request wait.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ray.exceptions import RayError
 
 from actors.cluster.placement import HostPlan, plan_hosts
-from actors.rounds.fault_policy import replicas_wanted
+from actors.errors import ClusterError
 from actors.rounds.messages import BatchResult, HostState
 from actors.rounds.roster import Host
 from actors.serving.cloud_link import CloudLink
 from actors.serving.host_records import HostRecords
 from actors.serving.load_window import LoadWindow
 from actors.serving.probing import Prober
+from actors.serving.replica_policy import BusyMeter, Pressure, hot_load, replicas_wanted
 from actors.serving.status import ExpertStatus, status_of
 from actors.serving.system import System
 from airmoe_ray.errors import UserError
@@ -38,6 +39,9 @@ class Supervisor:
         self.hosts = HostRecords(system, hosts)
         self.prober, self.cloud = Prober(self.hosts), CloudLink(self.hosts)
         self.load = LoadWindow(self.total, self.config.serve.load_window)
+        self.busy = BusyMeter()
+        self._noted: dict[str, HostState] = {}  # states whose working time was taken in
+        self.waiting: Callable[[], int] = lambda: 0  # images that wait at the front end
         # one change of who takes part at a time: a host drains before its clients return
         self._scaling = asyncio.Lock()
 
@@ -58,7 +62,7 @@ class Supervisor:
     def count(self, batch: BatchResult) -> None:
         """Count a finished batch as load."""
         for selected_K in batch.selected_BK.tolist():
-            self.load.add(tuple(client for client in selected_K if client < self.total))
+            self.load.add(tuple(client for client in selected_K if 0 <= client < self.total))
 
     async def watch(self) -> None:
         """Probe who is not up, poll who is, replicate who is hot; until cancelled."""
@@ -72,25 +76,46 @@ class Supervisor:
             poll = now - polled > _POLL_EVERY_S
             polled = now if poll else polled
             self.prober.start_probes(poll=poll)
+            self._note_busy(now)
             if now - rebalanced > self.config.cluster.rebalance_every_s:
                 rebalanced = now
                 self._rebalance()
 
     # scaling
 
+    def _note_busy(self, now: float) -> None:
+        for key, record in self.hosts.records.items():
+            if record.seen is not None and record.seen is not self._noted.get(key):
+                self._noted[key] = record.seen
+                self.busy.note(key, record.seen.busy_s, now)
+        self.busy.forget_all_but(set(self.hosts.records))
+        self._noted = {key: seen for key, seen in self._noted.items() if key in self.hosts.records}
+
     def _rebalance(self) -> None:
         cluster = self.config.cluster
         if cluster.max_replicas == 1 or len(self.load) < 20:
             return
-        by_client = self.hosts.by_client()
-        for client, load in enumerate(self.load.ratio_N):
-            current = len(by_client.get(client, []))
+        hot = hot_load(cluster.hot_load, clients=self.total, routed=self.config.routing.top_k)
+        waiting = self.waiting() > self.config.serve.max_batch
+        for client, records in self.hosts.by_client().items():
+            if client >= self.total:  # leaves with its host
+                continue
+            current = len(records)
+            busy = sum(self.busy.share.get(record.host.key, 0.0) for record in records) / current
+            pressure = Pressure(self.load.ratio_N[client], busy, waiting)
             wanted = replicas_wanted(
-                load, hot_load=cluster.hot_load, most=cluster.max_replicas, current=max(current, 1)
+                pressure, hot_load=hot, hot_busy=cluster.hot_busy, most=cluster.max_replicas, current=current
             )
-            if wanted != current and current:
-                log.info("expert %d: load %.2f of fair, %d -> %d instances", client, load, current, wanted)
-                asyncio.create_task(self.replicate(client, wanted))  # noqa: RUF006
+            if wanted != current:
+                log.info("expert %d: %s, %d -> %d instances", client, pressure, current, wanted)
+                asyncio.create_task(self._follow(client, wanted))  # noqa: RUF006
+
+    async def _follow(self, client: int, hosts: int) -> None:
+        """Replicate as policy wants, where there is room."""
+        try:
+            await self.replicate(client, hosts)
+        except ClusterError as error:
+            log.warning("expert %d stays as it is: %s", client, error)
 
     async def replicate(self, client: int, hosts: int) -> None:
         """Bring a client to this many hosts (owner included) without stopping anything.
@@ -103,8 +128,10 @@ class Supervisor:
             raise UserError(f"expert {client}: {hosts} instances; at least 1, the owner")
         async with self._scaling:
             records = self.hosts.by_client().get(client, [])
+            replica = HostPlan((client,), self.config.cluster.pin.get(client))
+            if hosts > len(records):
+                await asyncio.to_thread(self.system.check_room, [replica] * (hosts - len(records)))
             for _ in range(hosts - len(records)):
-                replica = HostPlan((client,), self.config.cluster.pin.get(client))
                 self.hosts.add(self.system.make_host(replica, replica=True))
             replicas = [record for record in records if not record.host.owner]
             await self.hosts.drain(replicas[: max(len(records) - hosts, 0)])
@@ -125,11 +152,14 @@ class Supervisor:
             added = [client for client in range(self.total, experts) if client not in there]
             for client in added:  # all files must be there before anything changes
                 await asyncio.to_thread(self.system.fetch, client)
+            hosts = plan_hosts(self.config.cluster, added, size=self.system.plan.experts_per_actor)
+            if hosts:
+                await asyncio.to_thread(self.system.check_room, hosts)
             records = self.hosts.records.values()
             leaving = [record for record in records if min(record.host.clients) >= experts]
             self.hosts.total = experts
             self.load.resize(experts)
-            for host in plan_hosts(self.config.cluster, added):
+            for host in hosts:
                 self.hosts.add(self.system.make_host(host))
             self.hosts.publish()
             await self.hosts.drain(leaving)

@@ -1,7 +1,8 @@
 """The actors of one served run: starts them together, replaces, adds and removes them, and ends them all."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -10,8 +11,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.cluster.autoscaler import most_gpus
 from actors.cluster.connection import nodes
-from actors.cluster.placement import HostPlan, wanted_plan
+from actors.cluster.placement import CPUS_JOINING, HostPlan, no_room, wanted_plan
 from actors.cluster.reservation import PIN_SHARE, reserve
 from actors.errors import ClusterError, last_line
 from actors.processes.channel import ChannelActor
@@ -24,9 +26,11 @@ from actors.rounds.roster import Host, span
 from actors.rounds.stubs import ActorCalls, ChannelCalls, CloudCalls, HostCalls
 from airmoe_ray.config import Config
 from airmoe_ray.errors import CheckpointError, UserError
+from airmoe_ray.features.backbone import weights_file
 from airmoe_ray.radio.ledger import check_budget
 from airmoe_ray.storage.checkpoint import expert_file, load_checkpoint, parse_tensors, read_file
 
+log = logging.getLogger("airmoe")
 Progress = Callable[[int, int], None]
 # restarts yes, silent retries no: policy decides
 _FOREVER: dict[str, Any] = {"max_restarts": -1, "max_task_retries": 0}
@@ -60,7 +64,9 @@ class System:
         self._cloud_file = read_file(checkpoint / "cloud.safetensors")
         for client in range(asked):
             self.file_of(client)
+        self._backbone_file = weights_file(config.backbone)
         self._pinned: dict[int, Pinned] = {}
+        self._pinned_backbone: Pinned | None = None
         self._group: PlacementGroup | None = None
         self._made = 0
         self._places: dict[str, tuple[HostPlan, int | None]] = {}  # clients and bundle of each host, by its key
@@ -73,6 +79,8 @@ class System:
         """
         cluster = self.config.cluster
         self.plan = wanted_plan(cluster, self.config.experts.count, nodes(), grows=wait_s > 0)
+        if cluster.experts_per_actor == "auto":
+            log.info("%s", self.plan.packing)
         self._group = reserve(self.plan, cluster, wait_s=wait_s)
         if self.config.serve.renew_frl:
             self._lock = only_server(self._frl_folder, self._cloud_file)
@@ -89,7 +97,9 @@ class System:
         """A new host for some clients; it starts in the background."""
         journal = str(self._frl_folder) if self.config.serve.renew_frl else None
         spec = HostSpec(host.clients, self.config, self.card, journal, replica)
-        actor = self._placed(self.expert_actor, bundle, gpus=self.plan.gpus_per_expert, pin=host.pin)
+        labels = self.config.cluster.labels.get("expert")
+        gpus = self.plan.gpus_per_expert
+        actor = self._placed(self.expert_actor, bundle, gpus=gpus, pin=host.pin, labels=labels)
         calls = HostCalls.start(actor, spec, [self.fetch(client) for client in host.clients])
         self._made += 1
         key = f"{span(host.clients)}/{self._made}"
@@ -114,9 +124,11 @@ class System:
             self.cloud = self._make_cloud()
 
     def _make_cloud(self) -> CloudCalls:
-        threads = self.config.serve.in_flight + 1
+        threads = self.config.serve.in_flight + 2  # and one for the readiness check, one for rosters
         actor = self._placed(self.cloud_actor, 0, gpus=self.plan.gpus_per_cloud, threads=threads)
-        return CloudCalls.start(actor, CloudSpec(self.config, self.card), self._cloud_file)
+        if self._backbone_file is not None and self._pinned_backbone is None:
+            self._pinned_backbone = Pinned.put(self._backbone_file)
+        return CloudCalls.start(actor, CloudSpec(self.config, self.card), self._cloud_file, self._pinned_backbone)
 
     @property
     def _frl_folder(self) -> Path:
@@ -149,13 +161,31 @@ class System:
             self._pinned[client] = Pinned.put(self.file_of(client))
         return self._pinned[client]
 
+    def check_room(self, hosts: Sequence[HostPlan]) -> None:
+        """Say at once where hosts would wait for room in vain; within its reach, an autoscaler is left to make it."""
+        if lacking := no_room(self.plan, hosts, nodes()):
+            most = most_gpus()
+            wanted = self.plan.gpus_per_cloud + self.plan.gpus_per_expert * (len(self._places) + len(hosts))
+            if most is None or wanted > most:
+                raise ClusterError(lacking)
+
     def _placed(
-        self, actor: ActorClass[Any], bundle: int | None, *, gpus: float = 0.0, threads: int = 1, pin: str | None = None
+        self,
+        actor: ActorClass[Any],
+        bundle: int | None,
+        *,
+        gpus: float = 0.0,
+        threads: int = 1,
+        pin: str | None = None,
+        labels: dict[str, str] | None = None,
     ) -> ActorClass[Any]:
         """The actor class with its resources and its place."""
-        options: dict[str, Any] = {**_FOREVER, "num_cpus": self.plan.cpus, "num_gpus": gpus, "max_concurrency": threads}
+        cpus = self.plan.cpus if bundle is not None else min(self.plan.cpus, CPUS_JOINING)
+        options: dict[str, Any] = {**_FOREVER, "num_cpus": cpus, "num_gpus": gpus, "max_concurrency": threads}
         if pin is not None:
             options["resources"] = {pin: PIN_SHARE}
+        if bundle is None and labels:
+            options["label_selector"] = labels
         if bundle is not None and self._group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, bundle)
         elif self.config.cluster.placement == "spread":

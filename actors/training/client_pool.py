@@ -14,9 +14,8 @@ from actors.errors import ChannelLostError, ClusterError, Fault, NoExpertsError
 from actors.processes.channel import ChannelActor
 from actors.processes.learning_host import LearningActor
 from actors.rounds.backward_messages import ClientFiles
-from actors.rounds.calls import Pinned, Ref, ready
+from actors.rounds.calls import Pinned, Ref, fault_of, ready
 from actors.rounds.messages import HostSpec, HostState
-from actors.rounds.replies import fault_of
 from actors.rounds.roster import Host, Roster, span
 from actors.rounds.stubs import ChannelCalls, LearningHostCalls
 from airmoe_ray.config import Config

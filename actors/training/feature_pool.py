@@ -6,7 +6,9 @@ cache. On the CPU a worker has one thread: decoding then scales with the cores a
 
 import math
 import os
+import tempfile
 import time
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,19 +19,20 @@ from typing import Any, NamedTuple, Self
 import ray
 from ray.actor import ActorClass
 from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.cluster.connection import node_ip, nodes
+from actors.cluster.gpus import own_device
 from actors.cluster.placement import Node
 from actors.errors import ClusterError, last_line
-from actors.rounds.calls import Ref, ready
+from actors.rounds.calls import Pinned, Ref, ready
 from actors.rounds.stubs import ActorCalls
 from airmoe_ray.config import Config
 from airmoe_ray.data import SegmentationDataset, held_out, open_dataset
 from airmoe_ray.errors import UserError
-from airmoe_ray.features.backbone import load_backbone
-from airmoe_ray.features.cache_builder import build_chunk, cache_bytes, check_room, plan_features, work_on
+from airmoe_ray.features.backbone import load_training_backbone
+from airmoe_ray.features.cache_builder import build_chunk, cache_bytes, check_room, plan_features, whole_of, work_on
 from airmoe_ray.features.cache_reader import Plan
-from airmoe_ray.runtime.device import pick_device
 from airmoe_ray.runtime.progress import Progress, Reporter
 from airmoe_ray.training.preflight import check_space
 
@@ -55,8 +58,8 @@ class Job(NamedTuple):
 class FeatureWorker:
     """Computes chunks. Opens everything at the first one, so that a user's mistake comes back as such."""
 
-    def __init__(self, config: Config, started_in: Path, device: str) -> None:
-        self.config, self.started_in, self.device = config, started_in, device
+    def __init__(self, config: Config, started_in: Path, weights: Pinned | None) -> None:
+        self.config, self.started_in, self.weights = config, started_in, weights
         self.opened: dict[View, tuple[Plan, SegmentationDataset]] = {}
         self.backbone: Any = None
 
@@ -79,9 +82,10 @@ class FeatureWorker:
     def _open(self, view: View) -> None:
         if self.backbone is None:
             os.chdir(self.started_in)  # paths in the settings are relative to where the command was given
-            self.backbone = load_backbone(self.config.backbone).to(pick_device(self.device, threads=1))
+            weights = None if self.weights is None else self.weights.get()
+            self.backbone = load_training_backbone(self.config, weights=weights).to(own_device(threads=1))
         dataset = open_dataset(self.config.data, view.split)
-        self.opened[view] = (plan_features(dataset, self.backbone, self.config, view.name), dataset)
+        self.opened[view] = (plan_features(dataset, self.backbone, self.config, view.name), whole_of(dataset))
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,9 @@ class WorkerCalls(ActorCalls):
     """Calls of a `FeatureWorker`."""
 
     @classmethod
-    def start(cls, actor: ActorClass[Any], config: Config, started_in: Path, device: str) -> Self:
+    def start(cls, actor: ActorClass[Any], config: Config, started_in: Path, weights: Pinned | None) -> Self:
         """A new worker, which starts in the background."""
-        return cls(actor.remote(config, started_in, device))
+        return cls(actor.remote(config, started_in, weights))
 
     def pid(self) -> Ref[int]:
         """The worker's process, once it is up."""
@@ -102,14 +106,17 @@ class WorkerCalls(ActorCalls):
         return Ref(self.handle.build.remote(job, folder))
 
 
-def build_features(config: Config, folder: Path, report: Reporter) -> None:
+def build_features(config: Config, folder: Path | None, report: Reporter, *, weights: Pinned | None = None) -> None:
     """Build, with all of the connected cluster, what a run with these settings will look for in its cache.
 
-    Not before it is known that there is room for the run itself in `folder`.
+    Not before it is known that there is room for the run itself in `folder` (None: it is at a URL). Where nodes do not
+    share the cache, nothing is built here: each then keeps its own, and its first trainer computes it.
     """
-    backbone = load_backbone(config.backbone)
+    backbone = load_training_backbone(config)
     train = open_dataset(config.data, "train")
-    check_space(folder, config, feature_dim=backbone.dim, classes=len(train.classes.names))
+    check_space(
+        folder or Path(tempfile.gettempdir()), config, feature_dim=backbone.dim, classes=len(train.classes.names)
+    )
     val = held_out(config.data, train)
     wanted = [("train", train, config.data.views if config.train.cache else [])]
     wanted += [("val", val, ["identity"])] if val is not None else []
@@ -117,19 +124,40 @@ def build_features(config: Config, folder: Path, report: Reporter) -> None:
     images, size = 0, 0.0
     for split, dataset, names in wanted:
         found = {View(split, name): plan_features(dataset, backbone, config, name) for name in names}
+        known = {plan.folder for plan in plans.values()}  # of another split of the same images
+        found = {view: plan for view, plan in found.items() if plan.folder not in known}
         check_room(list(found.values()), dataset, backbone)
         plans |= found
         missing = sum(len(plan.about.chunk_indices(chunk)) for plan in found.values() for chunk in plan.missing())
         if missing:
             images += missing
-            size += missing * cache_bytes(dataset, backbone, config) / len(dataset)
+            size += missing * cache_bytes(dataset, backbone, config) / len(whole_of(dataset))
     jobs = [Job(view, chunk) for view, plan in plans.items() for chunk in plan.missing()]
     with ExitStack() as stack:
         for view in {job.view for job in jobs}:
             stack.enter_context(work_on(plans[view]))
-        if jobs:
+        if jobs and not _shared(next(iter(plans.values())).folder.parent):
+            report.line(f"nodes do not share {config.data.cache_dir}: each computes and keeps its own features")
+        elif jobs:
             report.stage(f"{backbone.name} features of {images} images, {size / 1e6:.0f} MB in {config.data.cache_dir}")
-            _build(config, plans, jobs, report.progress("features"))
+            _build(config, plans, jobs, report.progress("features"), weights)
+
+
+def _shared(folder: Path) -> bool:
+    """Whether all nodes that can work see a folder of this one."""
+    here = ray.get_runtime_context().get_node_id()
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    others = [node["NodeID"] for node in alive if node["NodeID"] != here and node["Resources"].get("CPU", 0) >= 1]
+    if not others:
+        return True
+    mark = folder.resolve() / f".seen-{uuid.uuid4().hex}"
+    mark.touch()
+    try:
+        look = ray.remote(Path.exists)
+        places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in others]
+        return all(ray.get([look.options(num_cpus=0, scheduling_strategy=place).remote(mark) for place in places]))
+    finally:
+        mark.unlink(missing_ok=True)
 
 
 def pool_size(cluster: Sequence[Node], jobs: int) -> tuple[int, float]:
@@ -142,11 +170,13 @@ def pool_size(cluster: Sequence[Node], jobs: int) -> tuple[int, float]:
     return workers, 1 / math.ceil(workers / gpus)
 
 
-def _build(config: Config, plans: Mapping[View, Plan], jobs: Sequence[Job], progress: Progress) -> None:
+def _build(
+    config: Config, plans: Mapping[View, Plan], jobs: Sequence[Job], progress: Progress, weights: Pinned | None
+) -> None:
     on_cpu = config.train.device == "cpu"
     workers, share = pool_size([Node(node.cpus, 0.0 if on_cpu else node.gpus) for node in nodes()], len(jobs))
     actor = ray.remote(FeatureWorker).options(num_cpus=1, num_gpus=share, max_restarts=0, max_task_retries=0)
-    pool = _Pool(lambda: WorkerCalls.start(actor, config, Path.cwd(), "auto" if share else "cpu"))
+    pool = _Pool(lambda: WorkerCalls.start(actor, config, Path.cwd(), weights))
     try:
         for _ in range(workers):
             pool.add()

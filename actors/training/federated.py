@@ -18,7 +18,9 @@ from actors.errors import ClusterError, last_line
 from actors.rounds.backward_messages import Learned
 from actors.rounds.backward_round import FederatedClients, FederatedRound
 from actors.rounds.calls import Ref, ready
+from actors.rounds.patience import Patience
 from actors.rounds.ray_clients import Begun, RecordingClients
+from actors.rounds.replies import Overdue
 from actors.rounds.roster import Roster
 from actors.training.client_pool import ClientPool, Files
 from actors.training.feature_pool import build_features
@@ -30,6 +32,8 @@ from airmoe_ray.radio.ledger import BITS_PER_REAL, Traffic, raw_feature_bits
 from airmoe_ray.runtime.progress import Reporter
 from airmoe_ray.runtime.workers import OneWorker
 from airmoe_ray.storage.checkpoint import ModelCard, TrainerState, expert_tensors, load_client, parse_tensors, serialise
+from airmoe_ray.storage.remote_run import RemoteRun
+from airmoe_ray.storage.staged_run import train_staged
 from airmoe_ray.training.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
 from airmoe_ray.training.pixel_losses import PLAIN, Labelling
 from airmoe_ray.training.run import train_run
@@ -79,9 +83,14 @@ class FederatedTrainer:
         self.clients = FederatedClients(
             self.pool.roster(),
             classes=len(self.card.classes),
-            call_s=self.config.train.client_deadline_s,
+            overdue=self._overdue(),
             traffic=self.traffic,
         )
+
+    def _overdue(self) -> Overdue:
+        """Every client has the same time: a slow one is to learn as well."""
+        deadline_s = self.config.train.client_deadline_s
+        return Overdue(Patience(deadline_s, slack_s=deadline_s))
 
     def close(self) -> None:
         """End the clients' actors."""
@@ -123,9 +132,7 @@ class FederatedTrainer:
         """What `ask` finds with the clients present; nobody learns."""
 
         def attempt(roster: Roster) -> T:
-            clients = RecordingClients(
-                roster, classes=len(self.card.classes), call_s=self.config.train.client_deadline_s
-            )
+            clients = RecordingClients(roster, classes=len(self.card.classes), overdue=self._overdue())
             found = ask(clients)
             self.pool.leave_out(clients.faults)
             return found
@@ -223,7 +230,7 @@ class FederatedTrainer:
 
 
 def train_federated(
-    config: Config, folder: Path, *, resume: bool, report: Reporter, **actors: ActorClass[Any]
+    config: Config, run: Path | RemoteRun, *, resume: bool, report: Reporter, **actors: ActorClass[Any]
 ) -> dict[str, Any]:
     """Train on the connected cluster, one actor per client, the cloud in this process; the summary of `train_run`.
 
@@ -235,8 +242,12 @@ def train_federated(
             model, config, card, total_steps=total_steps, labelling=labelling, report=report, **actors
         )
 
-    build_features(config, folder, report)
-    return train_run(config, folder, resume=resume, report=report, checked=True, federation=federation)
+    def train(folder: Path, after_epoch: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        more: dict[str, Any] = {"federation": federation, "after_epoch": after_epoch}
+        return train_run(config, folder, resume=resume, report=report, checked=True, **more)
+
+    build_features(config, run if isinstance(run, Path) else None, report)
+    return train_staged(run, train, resume=resume)
 
 
 @contextmanager

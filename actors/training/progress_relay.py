@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import ray
 from ray.exceptions import GetTimeoutError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.rounds.calls import Ref
 
@@ -92,8 +93,9 @@ class RelayCalls:
 
     @classmethod
     def start(cls) -> Self:
-        """A new relay."""
-        relay: Any = ray.remote(ProgressRelay).options(num_cpus=0)
+        """A new relay, on the node of whoever shows what arrives: losing another one must not end the training."""
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        relay: Any = ray.remote(ProgressRelay).options(num_cpus=0, scheduling_strategy=here)
         return cls(relay.remote())
 
     def add(self, report: Report) -> None:

@@ -4,15 +4,15 @@ from pathlib import Path
 
 from airmoe_ray.config import DataConfig, PartConfig
 from airmoe_ray.data.apolloscape import ApolloScape
-from airmoe_ray.data.base import IGNORE, ClassTable, Sample, SegmentationDataset
-from airmoe_ray.data.camvid import CamVid
+from airmoe_ray.data.base import IGNORE, ClassTable, Sample, SegmentationDataset, by_domain
+from airmoe_ray.data.camvid import open_camvid
 from airmoe_ray.data.carla_adv import CarlaAdv
 from airmoe_ray.data.cityscapes import Cityscapes
 from airmoe_ray.data.class_map import STREET, map_classes
 from airmoe_ray.data.files import check_split
 from airmoe_ray.data.folder import Folder, made_up_colour
 from airmoe_ray.data.labelme import LabelMe
-from airmoe_ray.data.mix import Mix, Part, adopt, by_domain, check_mix
+from airmoe_ray.data.mix import Mix, Part, adopt, check_mix
 from airmoe_ray.data.scenes import Scenes
 from airmoe_ray.errors import DataError, MissingFolderError
 
@@ -20,7 +20,6 @@ from airmoe_ray.errors import DataError, MissingFolderError
 SCENE_START: dict[str, int] = {"train": 0, "val": 400_000, "test": 500_000}
 
 _READERS = {
-    "camvid": CamVid,
     "cityscapes": Cityscapes,
     "apolloscape": ApolloScape,
     "carla_adv": CarlaAdv,
@@ -47,6 +46,8 @@ def open_dataset(config: DataConfig, split: str) -> SegmentationDataset:
     root = Path(config.root).expanduser()
     if not root.is_dir():
         raise DataError(f"data.root: {root} is not a folder; give the folder that holds the {config.name} dataset")
+    if config.name == "camvid":
+        return open_camvid(root, split, config)
     return _READERS[config.name](root, split, val_fraction=config.val_fraction)
 
 

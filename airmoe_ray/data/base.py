@@ -1,10 +1,14 @@
 """What every dataset is: an indexable set of labelled images, with classes, a palette and domains."""
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from airmoe_ray.errors import DataError
 
 IGNORE = 255  # label of pixels that count neither in the loss nor in any metric ("void")
 
@@ -50,3 +54,32 @@ class SegmentationDataset(Protocol):
     def fingerprint(self) -> str:
         """Changes whenever any image or label may have changed (names, sizes, modification times, parameters)."""
         ...
+
+
+class Subset:
+    """Some samples of a dataset, with its classes and domains; cached features of the whole serve any subset."""
+
+    def __init__(self, dataset: SegmentationDataset, indices: Sequence[int]) -> None:
+        self.dataset, self.indices = dataset, list(indices)
+        self.classes, self.domains = dataset.classes, dataset.domains
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.dataset[self.indices[index]]
+
+    def domain_of(self, index: int) -> int:
+        return self.dataset.domain_of(self.indices[index])
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.dataset.fingerprint()}|{self.indices}".encode()).hexdigest()
+
+
+def by_domain(dataset: SegmentationDataset, domains: Sequence[str], *, inside: bool) -> Subset:
+    """The samples of some domains, or all but those."""
+    for name in domains:
+        if name not in dataset.domains:
+            raise DataError(f"hold_out: no domain {name!r}; there are {', '.join(dataset.domains)}")
+    chosen = {dataset.domains.index(name) for name in domains}
+    return Subset(dataset, [i for i in range(len(dataset)) if (dataset.domain_of(i) in chosen) == inside])

@@ -54,7 +54,7 @@ class PairDataset:
         self.classes = classes
         self.domains = tuple(sorted({pair.domain for pair in pairs}))
         self._root = root
-        self._pairs = pairs
+        self.pairs = pairs
         self._settings = (type(self).__name__, split, val_fraction, classes.names, channel)
         self._table = id_table(ids)
         self._channel = channel
@@ -62,10 +62,10 @@ class PairDataset:
         self._domain_of = [index[pair.domain] for pair in pairs]
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return len(self.pairs)
 
     def __getitem__(self, index: int) -> Sample:
-        pair = self._pairs[index]
+        pair = self.pairs[index]
         image = read_rgb(pair.image)
         label = self.read_label(pair.label)
         if image.shape[:2] != label.shape:
@@ -85,7 +85,7 @@ class PairDataset:
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(repr(self._settings).encode())
-        for pair in self._pairs:
+        for pair in self.pairs:
             for path in (pair.image, pair.label):
                 stat = path.stat()
                 line = f"{path.relative_to(self._root).as_posix()}|{stat.st_size}|{stat.st_mtime_ns}|{pair.domain}\n"

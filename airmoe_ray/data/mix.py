@@ -27,35 +27,6 @@ class Part:
     words: str = "{}"  # what a domain of it is called in a sentence
 
 
-class Subset:
-    """Some samples of a dataset, with its classes and domains."""
-
-    def __init__(self, dataset: SegmentationDataset, indices: Sequence[int]) -> None:
-        self.dataset, self.indices = dataset, list(indices)
-        self.classes, self.domains = dataset.classes, dataset.domains
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.dataset[self.indices[index]]
-
-    def domain_of(self, index: int) -> int:
-        return self.dataset.domain_of(self.indices[index])
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.dataset.fingerprint()}|{self.indices}".encode()).hexdigest()
-
-
-def by_domain(dataset: SegmentationDataset, domains: Sequence[str], *, inside: bool) -> Subset:
-    """The samples of some domains, or all but those."""
-    for name in domains:
-        if name not in dataset.domains:
-            raise DataError(f"hold_out: no domain {name!r}; there are {', '.join(dataset.domains)}")
-    chosen = {dataset.domains.index(name) for name in domains}
-    return Subset(dataset, [i for i in range(len(dataset)) if (dataset.domain_of(i) in chosen) == inside])
-
-
 class Mix:
     """The parts one after another; a domain is a part's own domain, such as `camvid/0016E5`."""
 

@@ -8,6 +8,7 @@ Only the cloud imports this module: timm costs a process two seconds and 100 MB 
 import difflib
 import hashlib
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 from importlib import resources
@@ -19,11 +20,11 @@ import airmoe_ray.runtime.torchvision_import  # noqa: F401  timm imports torchvi
 # isort: split
 import timm
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from airmoe_ray.config import BackboneConfig
+from airmoe_ray.config import BackboneConfig, Config
 from airmoe_ray.errors import ConfigError
 
 EMBEDDED_FILE = "embedded_vit.safetensors"
@@ -110,6 +111,7 @@ class Backbone(nn.Module):
         self.body = body
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
+        self.precision: torch.dtype | None = None  # what the layers compute in, if not in the weights' own format
         self.requires_grad_(False)
         self.train(False)
         self.fingerprint = _fingerprint(self)
@@ -121,8 +123,9 @@ class Backbone(nn.Module):
     @torch.no_grad()
     def forward(self, images_B3HW: Tensor) -> Tensor:
         """Features (B, D, H / stride, W / stride) of images in [0, 1] whose sides are multiples of `pad_multiple`."""
-        features_BDhw: Tensor = self.body(self._normalised(images_B3HW))
-        return features_BDhw
+        with self._format():
+            features_BDhw: Tensor = self.body(self._normalised(images_B3HW))
+        return features_BDhw.float()
 
     def fine_maps(self, refiner: int) -> list[list[int]]:
         """[channels, stride] of each finer map that a refiner of this many channels sees; none where there is none."""
@@ -139,7 +142,12 @@ class Backbone(nn.Module):
         if not fine:
             return FeatureMaps(self(images_B3HW))
         assert isinstance(self.body, _ConvBody), "fine maps were asked for where `fine_dims` has none"
-        return self.body.maps(self._normalised(images_B3HW), fine=True)
+        with self._format():
+            maps = self.body.maps(self._normalised(images_B3HW), fine=True)
+        return FeatureMaps(maps.features_BDhw.float(), tuple(map_BDyx.float() for map_BDyx in maps.fine))
+
+    def _format(self) -> torch.autocast:
+        return torch.autocast(self.mean.device.type, self.precision, enabled=self.precision is not None)
 
     def _normalised(self, images_B3HW: Tensor) -> Tensor:
         height, width = images_B3HW.shape[2:]
@@ -148,8 +156,25 @@ class Backbone(nn.Module):
         return (images_B3HW - self.mean) / self.std
 
 
-def load_backbone(config: BackboneConfig, *, random_init_seed: int | None = None) -> Backbone:
-    """The backbone that `config` names, with its weights; `random_init_seed` leaves them at random instead."""
+def weights_file(config: BackboneConfig) -> bytes | None:
+    """The bytes of `backbone.weights`, for whoever loads it where that file is not; None where none is named."""
+    return None if config.weights is None else _file(Path(config.weights).expanduser())
+
+
+def load_training_backbone(config: Config, *, weights: bytes | None = None) -> Backbone:
+    """The backbone as training uses it, in the configured number format; `weights` as for `load_backbone`."""
+    backbone = load_backbone(config.backbone, weights=weights)
+    backbone.precision = torch.bfloat16 if config.train.backbone_precision == "bfloat16" else None
+    return backbone
+
+
+def load_backbone(
+    config: BackboneConfig, *, weights: bytes | None = None, random_init_seed: int | None = None
+) -> Backbone:
+    """The backbone that `config` names, with its weights; `random_init_seed` leaves them at random instead.
+
+    `weights` are the bytes of the file that `config` names, where it cannot be read here.
+    """
     if config.pretrained and config.weights is not None:
         raise ConfigError(f"backbone.pretrained is true and backbone.weights is {config.weights}; give one of them")
     # Seeded even when weights follow: a model left at random must be the same one in every process.
@@ -157,7 +182,7 @@ def load_backbone(config: BackboneConfig, *, random_init_seed: int | None = None
         torch.default_generator.manual_seed(random_init_seed or 0)
         model = _build(config, pretrained=config.pretrained and random_init_seed is None)
     if random_init_seed is None:
-        _load_weights(model, config)
+        _load_weights(model, config, weights)
     if config.name == "embedded":
         return Backbone(config.name, _VitBody(model, early_block=EARLY_BLOCK), mean=[0.5] * 3, std=[0.5] * 3)
     norm = {"mean": model.pretrained_cfg["mean"], "std": model.pretrained_cfg["std"]}
@@ -223,10 +248,10 @@ def _create(name: str, *, pretrained: bool) -> Any:
     return timm.create_model(name, pretrained=pretrained, num_classes=0)
 
 
-def _load_weights(model: Any, config: BackboneConfig) -> None:
+def _load_weights(model: Any, config: BackboneConfig, content: bytes | None) -> None:
     if config.weights is not None:
         path = Path(config.weights).expanduser()
-        _fit(model, _read(path), f"backbone.weights: {path}", config.name)
+        _fit(model, _parse(path, _file(path) if content is None else content), f"backbone.weights: {path}", config.name)
     elif config.name == "embedded":
         with resources.as_file(resources.files("airmoe_ray.features") / "assets" / EMBEDDED_FILE) as path:
             _fit(model, _read(path), f"{path}", config.name)
@@ -250,12 +275,21 @@ def _efficientnet_file() -> Path:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    return _parse(path, _file(path))
+
+
+def _file(path: Path) -> bytes:
     if not path.is_file():
         raise ConfigError(f"backbone weights: {path} is not a file; {_FORMS}")
+    return path.read_bytes()
+
+
+def _parse(path: Path, content: bytes) -> dict[str, Tensor]:
+    """Tensors of a weights file; its name tells the format."""
     try:
         if path.suffix == ".safetensors":
-            return dict(load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
+            return dict(load(content))
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         for nest in ("model", "state_dict"):  # as training scripts wrap it
             state = state.get(nest, state)
         return {key.removeprefix("module."): value for key, value in state.items() if isinstance(value, Tensor)}

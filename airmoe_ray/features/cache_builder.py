@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from airmoe_ray.config import Config
-from airmoe_ray.data.base import Sample, SegmentationDataset, UInt8Array
+from airmoe_ray.data.base import Sample, SegmentationDataset, Subset, UInt8Array
 from airmoe_ray.data.transforms import apply_view, fit, pad_to_multiple
 from airmoe_ray.errors import UserError
 from airmoe_ray.features.backbone import Backbone
@@ -33,12 +33,19 @@ _GPU_FEEDERS = 2  # threads that keep a GPU busy: one prepares images while the 
 _POLL_S = 0.2
 
 
+def whole_of(dataset: SegmentationDataset) -> SegmentationDataset:
+    """The dataset whose features are cached: of a subset, what it is cut from, so that all splits share one cache."""
+    return dataset.dataset if isinstance(dataset, Subset) else dataset
+
+
 def plan_features(dataset: SegmentationDataset, backbone: Backbone, config: Config, view: str) -> Plan:
     """The folder of one view's features, and what belongs there."""
-    data = config.data
+    data, dataset = config.data, whole_of(dataset)
     fine = backbone.fine_maps(config.experts.refiner)
     parts = (CACHE_VERSION, dataset.fingerprint(), view, data.image_size, data.cache_dtype, backbone.fingerprint)
-    key = hashlib.sha256(repr((*parts, fine) if fine else parts).encode()).hexdigest()[:16]
+    more: list[object] = [fine] if fine else []  # nothing where there is nothing: older keys hold
+    more += ["bfloat16"] if backbone.precision == torch.bfloat16 else []
+    key = hashlib.sha256(repr((*parts, *more)).encode()).hexdigest()[:16]
     about = About(
         dataset=data.name,
         root=data.root,
@@ -70,13 +77,14 @@ def cached_features(
     plan = plan_features(dataset, backbone, config, view)
     check_room([plan], dataset, backbone)
     with work_on(plan):
-        _build(plan, dataset, backbone, progress or (lambda done, total: None))
-        return FeatureCache(plan)
+        _build(plan, whole_of(dataset), backbone, progress or (lambda done, total: None))
+        return FeatureCache(plan, dataset.indices if isinstance(dataset, Subset) else None)
 
 
 def cache_bytes(dataset: SegmentationDataset, backbone: Backbone, config: Config) -> int:
     """Size of one view's cache, extrapolated from the first image."""
-    return _image_bytes(plan_features(dataset, backbone, config, "identity"), dataset, backbone) * len(dataset)
+    plan = plan_features(dataset, backbone, config, "identity")
+    return _image_bytes(plan, dataset, backbone) * plan.about.images
 
 
 def check_room(plans: Sequence[Plan], dataset: SegmentationDataset, backbone: Backbone) -> None:
@@ -131,7 +139,7 @@ def build_chunk(
         if file is None:
             return False
         for images, labels_B in _batches(plan, chunk, dataset, backbone.pad_multiple):
-            maps = backbone.maps(to_tensor(images).to(backbone.mean.device), fine=bool(plan.about.fine))
+            maps = backbone.maps(to_tensor(images, backbone.mean.device), fine=bool(plan.about.fine))
             arrays = [map_BDyx.cpu().numpy().astype(dtype) for map_BDyx in (maps.features_BDhw, *maps.fine)]
             file.writelines(map_Dyx.tobytes() for own in zip(*arrays, strict=True) for map_Dyx in own)
             labels += labels_B

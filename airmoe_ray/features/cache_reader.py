@@ -6,6 +6,7 @@ Suffixes: S samples (images of the dataset), D features, h w grid, H W image.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,13 +55,16 @@ class Plan:
 class FeatureCache:
     """One view of a dataset: features and labels by index, read through memory maps."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, indices: Sequence[int] | None = None) -> None:
+        """`indices`: of the images that are wanted, in the order in which they are counted here; None: all of them."""
         self._lock = hold(plan.folder)  # kept open: nobody prunes what we read
         self.folder, self.dim, self._fine = plan.folder, plan.about.dim, plan.about.fine
         chunks = [plan.sizes(chunk) for chunk in range(plan.about.chunks)]
         sizes_S2 = np.concatenate([sizes for sizes in chunks if sizes is not None])
         assert len(sizes_S2) == plan.about.images, "a cache is complete before it is read"
-        kinds, shape_of = np.unique(sizes_S2, axis=0, return_inverse=True)
+        wanted = slice(None) if indices is None else np.asarray(indices)
+        self._row: NDArray[np.int64] = np.arange(len(sizes_S2))[wanted]
+        kinds, shape_of = np.unique(sizes_S2[wanted], axis=0, return_inverse=True)
         self.sizes: list[tuple[int, int]] = [(int(height), int(width)) for height, width in kinds]
         self.shape_of: NDArray[np.int64] = shape_of.reshape(-1)  # which size an index has
         stride = plan.about.stride
@@ -80,19 +84,21 @@ class FeatureCache:
 
     def get(self, index: int) -> tuple[NDArray[np.floating], UInt8Array]:
         """Feature map (D, h, w) in the cache's number format, and padded label (H, W)."""
-        map_, shape = self._maps[index // CHUNK], self.shape_of[index]
+        row, shape = self._row[index], self.shape_of[index]
         grid, size = self.grids[shape], self.sizes[shape]
+        map_ = self._maps[row // CHUNK]
         return (
-            np.ndarray((self.dim, *grid), self._dtype, map_, self._feature_at[index]),
-            np.ndarray(size, np.uint8, map_, self._label_at[index]),
+            np.ndarray((self.dim, *grid), self._dtype, map_, self._feature_at[row]),
+            np.ndarray(size, np.uint8, map_, self._label_at[row]),
         )
 
     def get_fine(self, index: int) -> list[NDArray[np.floating]]:
         """The finer maps of an image, (channels, y, x) each."""
-        map_, shape = self._maps[index // CHUNK], self.shape_of[index]
+        row, shape = self._row[index], self.shape_of[index]
+        map_ = self._maps[row // CHUNK]
         height, width = self.sizes[shape]
         found: list[NDArray[np.floating]] = []
-        at = int(self._feature_at[index]) + self.dim * math.prod(self.grids[shape]) * self._dtype.itemsize
+        at = int(self._feature_at[row]) + self.dim * math.prod(self.grids[shape]) * self._dtype.itemsize
         for channels, stride in self._fine:
             found.append(np.ndarray((channels, height // stride, width // stride), self._dtype, map_, at))
             at += found[-1].nbytes

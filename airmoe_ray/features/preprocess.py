@@ -16,6 +16,6 @@ def prepare(image: UInt8Array, *, image_size: int | None, multiple: int) -> tupl
     return pad_to_multiple(fitted, multiple)
 
 
-def to_tensor(images: Sequence[UInt8Array]) -> Tensor:
-    """Equal-sized RGB images as (B, 3, H, W) in [0, 1]."""
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float().div_(255.0)
+def to_tensor(images: Sequence[UInt8Array], device: torch.device | None = None) -> Tensor:
+    """Equal-sized RGB images as (B, 3, H, W) in [0, 1]; bytes go to the device, and become numbers there."""
+    return torch.from_numpy(np.stack(images)).to(device).permute(0, 3, 1, 2).float().div_(255.0)

@@ -5,8 +5,8 @@ resume. Suffixes: B inputs, D features, h w grid, H W image.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +24,8 @@ from airmoe_ray.features.preprocess import to_tensor
 from airmoe_ray.runtime.rng import generator, training_id
 
 T = TypeVar("T")
+_Pair = tuple[UInt8Array, UInt8Array]  # an image and its label
+_DECODERS = 4  # threads that read images of the next batch where the backbone is in the loop
 _PROBE = 8  # images whose way through the backbone is timed
 
 
@@ -58,6 +60,10 @@ class Source(Protocol):
         """A view of each sample."""
         ...
 
+    def batches(self, epoch: int, indices: Iterable[Sequence[int]]) -> Iterator[Samples]:
+        """Batch after batch, with what can be fetched before it is needed."""
+        ...
+
 
 class CachedSource:
     """Reads memory maps; each visit takes one of the cached views at random."""
@@ -88,6 +94,10 @@ class CachedSource:
             tuple(torch.from_numpy(np.stack(maps, dtype=np.float32)) for maps in fine),
         )
 
+    def batches(self, epoch: int, indices: Iterable[Sequence[int]]) -> Iterator[Samples]:
+        """Batch after batch; all of it may run in a thread (`ahead`)."""
+        return (self.batch(epoch, some) for some in indices)
+
     def _views_of(self, epoch: int) -> NDArray[np.int64]:
         if self._drawn[0] != epoch:  # once per epoch: a draw is for the whole dataset
             drawn = generator(self.seed, "view", epoch).integers(len(self.views), size=len(self.shape_of))
@@ -111,7 +121,28 @@ class OnlineSource:
 
     def batch(self, epoch: int, indices: Sequence[int]) -> Samples:
         """Augmented images through the backbone."""
-        pairs = [self._load(i, rng=generator(self.config.seed, "augment", training_id(epoch, i))) for i in indices]
+        return self._samples([self._augmented(epoch, i) for i in indices])
+
+    def batches(self, epoch: int, indices: Iterable[Sequence[int]]) -> Iterator[Samples]:
+        """Batch after batch; images of the next one are decoded while the backbone and the step have this one.
+
+        Only decoding and augmentation leave this thread, which are numpy's and PIL's: see `CachedSource.batch`.
+        """
+        with ThreadPoolExecutor(_DECODERS) as pool:
+
+            def decoding(some: Sequence[int]) -> list[Future[_Pair]]:
+                return [pool.submit(self._augmented, epoch, i) for i in some]
+
+            started = map(decoding, indices)
+            coming = next(started, None)
+            while coming is not None:
+                here, coming = coming, next(started, None)
+                yield self._samples([pair.result() for pair in here])
+
+    def _augmented(self, epoch: int, index: int) -> _Pair:
+        return self._load(index, rng=generator(self.config.seed, "augment", training_id(epoch, index)))
+
+    def _samples(self, pairs: Sequence[_Pair]) -> Samples:
         sizes = {label.shape for _, label in pairs}
         if len(sizes) > 1:
             raise DataError(
@@ -120,7 +151,7 @@ class OnlineSource:
         maps = self._maps([image for image, _ in pairs])
         return Samples(maps.features_BDhw, torch.from_numpy(np.stack([label for _, label in pairs])), maps.fine)
 
-    def _load(self, index: int, rng: np.random.Generator | None = None) -> tuple[UInt8Array, UInt8Array]:
+    def _load(self, index: int, rng: np.random.Generator | None = None) -> _Pair:
         sample, size = self.dataset[index], self.config.data.image_size
         image, label = fit(sample.image, size), fit(sample.label, size)
         if rng is not None:
@@ -130,7 +161,7 @@ class OnlineSource:
 
     def _maps(self, images: Sequence[UInt8Array]) -> FeatureMaps:
         fine = bool(self.backbone.fine_maps(self.config.experts.refiner))
-        return self.backbone.maps(to_tensor(images).to(self.backbone.mean.device), fine=fine)
+        return self.backbone.maps(to_tensor(images, self.backbone.mean.device), fine=fine)
 
 
 def loop_seconds(online: OnlineSource, like: Source) -> float:

@@ -15,12 +15,15 @@ from airmoe_ray.inference.decode import ImageError, TooManyPixelsError, decode, 
 ImageInput = str | os.PathLike[str] | bytes | Image.Image | NDArray[np.uint8]
 
 
-def read_pixels(image: ImageInput, *, max_pixels: int) -> UInt8Array:
-    """RGB pixels (H, W, 3), upright; files are decoded as the server decodes them."""
+def read_pixels(image: ImageInput, *, max_pixels: int, long_side: int | None = None) -> tuple[UInt8Array, UInt8Array]:
+    """RGB pixels (H, W, 3), upright, and those that are to be scaled down to `long_side`: mostly the same.
+
+    Files are decoded as the server decodes them.
+    """
     if isinstance(image, str | os.PathLike):
-        return _from_file(Path(image).expanduser(), max_pixels)
+        return _from_file(Path(image).expanduser(), max_pixels, long_side)
     if isinstance(image, bytes | bytearray | memoryview):
-        return decode(bytes(image), max_pixels=max_pixels).rgb
+        return _decoded(bytes(image), max_pixels, long_side)
     if isinstance(image, np.ndarray):
         image = _from_array(image)
     if not isinstance(image, Image.Image):
@@ -29,18 +32,24 @@ def read_pixels(image: ImageInput, *, max_pixels: int) -> UInt8Array:
         raise UserError(f"image: {image.width} x {image.height} has no pixels")
     if image.width * image.height > max_pixels:
         raise TooManyPixelsError(image.width * image.height, max_pixels)
-    return pixels_of(image)
+    rgb = pixels_of(image)
+    return rgb, rgb
 
 
-def _from_file(path: Path, max_pixels: int) -> UInt8Array:
+def _from_file(path: Path, max_pixels: int, long_side: int | None) -> tuple[UInt8Array, UInt8Array]:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); give the path of an image") from None
     try:
-        return decode(data, max_pixels=max_pixels).rgb
+        return _decoded(data, max_pixels, long_side)
     except ImageError as error:
         raise DataError(f"{path}: {error}") from None
+
+
+def _decoded(data: bytes, max_pixels: int, long_side: int | None) -> tuple[UInt8Array, UInt8Array]:
+    fewer = decode(data, max_pixels=max_pixels, long_side=long_side)
+    return (fewer if fewer.whole else decode(data, max_pixels=max_pixels)).rgb, fewer.rgb
 
 
 def _from_array(pixels: NDArray[Any]) -> Image.Image:

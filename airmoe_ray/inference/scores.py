@@ -4,6 +4,7 @@ Suffixes: B inputs, N clients, K routed, M prototypes, Z domains.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,16 @@ class ConfusionMatrix:
         }
 
 
+def confusion_tables(
+    names: Sequence[str], classes: Sequence[Sequence[str]], matrices: Sequence[ConfusionMatrix]
+) -> list[dict[str, Any]]:
+    """What `eval` reports under `confusion`: classes and pixels by (truth, prediction) of each part of a dataset."""
+    return [
+        {"part": name, "classes": list(own), "pixels": matrix.counts.tolist()}
+        for name, own, matrix in zip(names, classes, matrices, strict=True)
+    ]
+
+
 @dataclass
 class RoutingStats:
     """Load, attention and specialisation over a dataset."""
@@ -118,6 +129,7 @@ class RoutingStats:
             "nmi_domain_expert": normalised_mutual_information(self.top_ZN),
             "nmse_db": 10 * math.log10(self.nmse / self.inputs) if self.nmse else None,  # None: an exact sum
             "truncated_share": self.truncated / max(int(self.selected_N.sum()), 1),
+            "top_by_domain": self.top_ZN.tolist(),  # images by (domain, best client)
         }
 
     def _prototypes_per_read(self) -> float | None:

@@ -10,8 +10,9 @@ from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
 from airmoe_ray.config_file import parse_config
 from airmoe_ray.data.base import UInt8Array
 from airmoe_ray.errors import CheckpointError, UserError
-from airmoe_ray.features.backbone import Backbone, load_backbone
+from airmoe_ray.features.backbone import Backbone, FeatureMaps, load_backbone
 from airmoe_ray.features.preprocess import to_tensor
+from airmoe_ray.features.serving_form import for_serving
 from airmoe_ray.inference.inputs import ImageInput, read_pixels
 from airmoe_ray.inference.masks import Prepared, prepare_image
 from airmoe_ray.inference.result import Segmentation, segmentation_of
@@ -25,15 +26,19 @@ from airmoe_ray.storage.hub import fetch_from_hub, is_hub_id
 from airmoe_ray.storage.shipped import find_model, shipped_names
 
 
-def load_matching_backbone(config: Config, card: ModelCard) -> Backbone:
-    """The backbone that the configuration names; refused where the run was trained on another one's features."""
-    backbone = load_backbone(config.backbone)
+def load_matching_backbone(config: Config, card: ModelCard, weights: bytes | None = None) -> Backbone:
+    """The backbone that the configuration names, as serving wants it.
+
+    Refused where the run was trained on another one's features. `weights` are the bytes of its file, where that is on
+    another machine.
+    """
+    backbone = load_backbone(config.backbone, weights=weights)
     if backbone.fingerprint != card.backbone_fingerprint:
         raise CheckpointError(
             f"the run was trained on features of another backbone ({card.backbone_name} "
             f"{card.backbone_fingerprint[:8]}, this one is {backbone.fingerprint[:8]}); restore it or retrain"
         )
-    return backbone
+    return for_serving(backbone, config.serve.precision)
 
 
 class Segmenter:
@@ -78,9 +83,14 @@ class Segmenter:
         load_weights(checkpoint, model)
         return cls(config, card, backbone, model.to(device))
 
-    def prepare(self, image: UInt8Array) -> Prepared:
-        """Fit and pad one image for this model."""
-        return prepare_image(image, self.config, self.backbone.pad_multiple)
+    def prepare(self, image: UInt8Array, *, original: tuple[int, int] | None = None) -> Prepared:
+        """Fit and pad one image for this model; `original` is its own size where these are fewer pixels."""
+        return prepare_image(image, self.config, self.backbone.pad_multiple, original=original)
+
+    def maps(self, images: Sequence[Prepared]) -> FeatureMaps:
+        """Features of images of one padded size, Eq. (7), and the finer maps where there is a refiner."""
+        images_B3HW = to_tensor([image.padded for image in images], self.backbone.mean.device)
+        return self.backbone.maps(images_B3HW, fine=self.model.refiner is not None)
 
     def __call__(
         self,
@@ -98,8 +108,9 @@ class Segmenter:
         if seed < 0:
             raise UserError(f"seed = {seed}: expected 0 or more")
         config = self._changed(snr_db=snr_db, top_k=top_k, channel=channel)
-        rgb = read_pixels(image, max_pixels=config.serve.max_pixels)
-        prepared = self.prepare(rgb)
+        long_side = config.data.image_size if config.serve.resize == "fit" else None
+        rgb, seen = read_pixels(image, max_pixels=config.serve.max_pixels, long_side=long_side)
+        prepared = self.prepare(seen, original=(rgb.shape[0], rgb.shape[1]))
         output = self.run([prepared], [seed], routing_config=config.routing, channel=config.channel)
         return segmentation_of(
             output, prepared, image=rgb, card=self.card, config=self.config, channel=config.channel, seed=seed
@@ -133,8 +144,7 @@ class Segmenter:
         """
         participants = Participants(only, without)
         participants.check(self.config.experts.count, shared=self.model.shared is not None)
-        images_B3HW = to_tensor([image.padded for image in images]).to(self.backbone.mean.device)
-        maps = self.backbone.maps(images_B3HW, fine=self.model.refiner is not None)
+        maps = self.maps(images)
         output: AirMoEOutput[LocalRound] = self.model(
             maps.features_BDhw,
             ids_B,

@@ -5,7 +5,7 @@ Suffixes: B inputs, D features, P routed pairs, h w grid.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from airmoe_ray.data.class_map import ClassMap
 from airmoe_ray.data.mix import meaning_of
 from airmoe_ray.features.backbone import FeatureMaps
 from airmoe_ray.features.cache_reader import FeatureCache
-from airmoe_ray.inference.evaluate import BATCH, PartScores, Scoreboard
 from airmoe_ray.inference.masks import best_class
+from airmoe_ray.inference.scoreboard import BATCH, PartScores, Scoreboard
 from airmoe_ray.model.experts import ExpertOutput
 from airmoe_ray.model.local_clients import LocalClients, LocalRound
 from airmoe_ray.model.moe import AirMoE, collaborate
@@ -65,7 +65,7 @@ def validate(
     *,
     ask_clients: AskClients | None = None,
 ) -> dict[str, Any]:
-    """The scores of `evaluate` from cached features, at the fitted size, and `miou_ideal` beside them.
+    """The scores of `evaluate` from cached features, at the fitted size, and `miou_ideal`, `mf1_ideal` beside them.
 
     Workers share each batch; every one returns the scores of all images. Clients that are not in the model are found by
     `ask_clients`, for each batch.
@@ -76,7 +76,9 @@ def validate(
     channels = (config.channel, config.channel.model_copy(update={"kind": "ideal"}))
     model.eval()
     for indices, maps, labels in _batches(view, workers, model.query.linear.weight.device):
-        ask = partial(_through, channels, model, maps, [evaluation_id(i) for i in indices])
+        domains_B = torch.tensor([dataset.domain_of(i) for i in indices], device=maps.features_BDhw.device)
+        inputs = Inputs(maps, [evaluation_id(i) for i in indices], domains_B)
+        ask = partial(through, channels, model, inputs)
         noisy, exact = ask_clients(ask) if ask_clients else ask(OnceEach(model.clients))
         meanings = [meaning_of(dataset, index) for index in indices]
         board.add(noisy, indices, _masks(noisy.logits_BChw, labels, meanings), labels)
@@ -85,27 +87,35 @@ def validate(
             ideal.add(index, mask, label)
     board.add_others(workers)
     ideal.add_others(workers)
-    return board.result() | {"miou_ideal": ideal.scores()["miou"]}
+    exact_scores = ideal.scores()
+    return board.result() | {"miou_ideal": exact_scores["miou"], "mf1_ideal": exact_scores["mf1"]}
 
 
-def _through(
-    channels: Sequence[ChannelConfig],
-    model: AirMoE,
-    maps: FeatureMaps,
-    ids_B: Sequence[int],
-    clients: Clients[Any],
+class Inputs(NamedTuple):
+    """A batch as a model sees it."""
+
+    maps: FeatureMaps
+    ids_B: Sequence[int]
+    domains_B: Tensor | None = None
+
+
+def through(
+    channels: Sequence[ChannelConfig], model: AirMoE, inputs: Inputs, clients: Clients[Any]
 ) -> list[AirMoEOutput[Any]]:
     """The same inputs through each of the channels."""
-    config, features_BDhw = model.config, maps.features_BDhw
+    config, features_BDhw = model.config, inputs.maps.features_BDhw
     common: dict[str, Any] = {
         "routing_config": config.routing,
         "seed": config.seed,
         "shared": model.shared,
-        "refine": model.cloud.refine(maps.fine),
+        "refine": model.cloud.refine(inputs.maps.fine),
+        "gate": model.gate,
+        "domains_B": inputs.domains_B,
     }
     query_dist_Bd = model.query(features_BDhw)
     return [
-        collaborate(query_dist_Bd, features_BDhw, ids_B, clients, channel=channel, **common) for channel in channels
+        collaborate(query_dist_Bd, features_BDhw, inputs.ids_B, clients, channel=channel, **common)
+        for channel in channels
     ]
 
 

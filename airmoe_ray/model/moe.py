@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
 from airmoe_ray.errors import UserError
-from airmoe_ray.model.cloud_parts import CloudParts, cloud_parts
+from airmoe_ray.model.cloud_parts import CloudParts, Gate, GateInput, cloud_parts, gate_scores
 from airmoe_ray.model.fusion import fusion_weights
 from airmoe_ray.model.local_clients import LocalClients, LocalRound
 from airmoe_ray.model.routing import (
@@ -43,12 +43,16 @@ def collaborate(
     refine: Callable[[Tensor], Tensor] | None = None,
     participants: Participants = EVERYBODY,
     rule: RoutingRule | None = None,
+    gate: Gate | None = None,
+    domains_B: Tensor | None = None,
+    top_k_B: Sequence[int] | None = None,
 ) -> AirMoEOutput[R_co]:
     """Algorithm 1 for one mini-batch, from the broadcast of (Q, F) to the fused logits.
 
     With a `shared` head the cloud adds its own logits to what the air delivers; with `refine` it sharpens the sum.
     Everybody answers the query, but only `participants` are routed; the cloud's head alone needs no transmission.
-    A `rule` sorts the clients in the place of the configured one.
+    A `rule` sorts the clients in the place of the configured one; a `gate` scores them, and may look at the inputs'
+    domains. `top_k_B` are the inputs' own K, where they differ.
     """
     round_ = clients.begin(ids_B, channel)
 
@@ -56,12 +60,17 @@ def collaborate(
     present_N = reading.present_N
     if not participants.no_client:
         present_N = participants.among(present_N, reading.faded_BN)
+    gate_BN = None
+    if gate is not None:
+        gate_BN = gate_scores(gate, GateInput(features_BDhw, query_dist_Bd, reading.stat_BNd, domains_B))
     routing = route(  # Eq. (14)-(16)
         query_dist_Bd,
         reading.stat_BNd,
         config=routing_config,
+        gate_BN=gate_BN,
         priority_BN=_priority(query_dist_Bd, reading.stat_BNd, ids_B, seed, routing_config, rule),
         present_N=present_N,
+        top_k_B=top_k_B,
     )
     if participants.no_client:
         heard = _nothing(nobody_routed(routing), query_dist_Bd)
@@ -117,7 +126,8 @@ def _over_the_air(
     report = round_.forward(features_BDhw, query_dist_Bd, routing)  # Eq. (17)-(20)
     routing = report.routing
     while True:
-        beta_BK = fusion_weights(report.delta_BK, routing.active_BK, config)  # Eq. (21)
+        score_BK = routing.score_BN.gather(1, routing.transmit_BK)
+        beta_BK = fusion_weights(report.delta_BK, routing.active_BK, config, score_BK=score_BK)  # Eq. (21)
         rho_B = receive_scale(report.scale_limit_BK, beta_BK, routing.active_BK)  # Eq. (22)
         if not channel.rho_grad:
             rho_B = rho_B.detach()
@@ -179,13 +189,13 @@ class AirMoE(nn.Module):
         self.config = config
         self.rule: RoutingRule | None = None  # one of one's own, in the place of the configured one
         shape: dict[str, Any] = {"feature_dim": feature_dim, "classes": classes, "dilations": dilations}
-        self.query, self.shared, self.refiner = cloud_parts(config, **shape, fine_dims=fine_dims)
+        self.query, self.shared, self.refiner, self.gate = cloud_parts(config, **shape, fine_dims=fine_dims)
         self.clients = LocalClients(config, **shape)
 
     @property
     def cloud(self) -> CloudParts:
         """What the cloud trains."""
-        return CloudParts(self.query, self.shared, self.refiner)
+        return CloudParts(self.query, self.shared, self.refiner, self.gate)
 
     def forward(
         self,
@@ -196,6 +206,7 @@ class AirMoE(nn.Module):
         routing_config: RoutingConfig | None = None,
         channel: ChannelConfig | None = None,
         participants: Participants = EVERYBODY,
+        domains_B: Tensor | None = None,
     ) -> AirMoEOutput[LocalRound]:
         """Query, Eq. (8), then `collaborate`; `routing_config` and `channel` take the place of the configured ones.
 
@@ -210,7 +221,9 @@ class AirMoE(nn.Module):
             channel=channel or self.config.channel,
             seed=self.config.seed,
             shared=self.shared,
-            refine=self.cloud.refine(fine),
+            refine=self.cloud.refine(fine, apart=self.config.train.objective == "each"),
             participants=participants,
             rule=self.rule,
+            gate=self.gate,
+            domains_B=domains_B,
         )

@@ -3,7 +3,7 @@
 Suffixes: B inputs, N clients, K routed, d statistic.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -85,9 +85,15 @@ class Routing:
     prob_BN: Tensor  # pi_j, sums to 1
     order_BN: Tensor  # all clients, best first
     selected_BK: Tensor  # S = TopK(pi), best first, before truncation
+    wanted_BK: Tensor  # False beyond an input's own K, where inputs of several K share a batch
     transmit_BK: Tensor  # who transmits; equals selected unless the faded are substituted
     active_BK: Tensor  # False where the client of transmit_BK is in deep fade and stays silent
     all_faded_B: Tensor  # nobody could transmit above the threshold
+
+    @property
+    def taken_BN(self) -> Tensor:
+        """Who has a place in `transmit_BK`."""
+        return torch.zeros_like(self.score_BN, dtype=torch.bool).scatter(1, self.transmit_BK, self.wanted_BK)
 
     @property
     def eligible_BN(self) -> Tensor:
@@ -110,19 +116,23 @@ def route(
     stat_BNd: Tensor,
     *,
     config: RoutingConfig,
+    gate_BN: Tensor | None = None,
     priority_BN: Tensor | None = None,
     present_N: Tensor | None = None,
+    top_k_B: Sequence[int] | None = None,
 ) -> Routing:
     """Eq. (14)-(16): divergences, scores, probabilities and S = TopK(pi), with nobody truncated yet.
 
-    Stable sort: ties go to the lower client id. `priority_BN` takes the place of the score in the sort (the random
-    control). Clients that are not `present_N` have no statistic: they score -inf and are never selected.
+    Stable sort: ties go to the lower client id. `gate_BN`, the scores of a gate, take the place of Eq. (15);
+    `priority_BN` takes the place of the score in the sort alone (the random control). Clients that are not `present_N`
+    have no statistic: they score -inf and are never selected. `top_k_B` takes the place of the configured K,
+    input by input.
     """
     js_BN = js_divergence(query_dist_Bd[:, None], stat_BNd)
-    score_BN = score(js_BN, config)
+    score_BN = score(js_BN, config) if gate_BN is None else gate_BN
     # s is sorted rather than pi: the order is the same, and probabilities that round to 0 would tie
     key_BN = score_BN if priority_BN is None else priority_BN
-    top_k = config.top_k
+    top_k = config.top_k if top_k_B is None else max(top_k_B)
     if present_N is not None:
         if not present_N.any():
             raise NobodyPresentError("no client that may be routed has answered the query")
@@ -130,14 +140,19 @@ def route(
         top_k = min(top_k, int(present_N.sum()))
     order_BN = torch.sort(key_BN.detach(), dim=-1, descending=True, stable=True).indices
     selected_BK = order_BN[:, :top_k]
+    wanted_BK = torch.ones_like(selected_BK, dtype=torch.bool)
+    if top_k_B is not None:
+        k_B1 = torch.tensor(top_k_B, device=js_BN.device)[:, None]
+        wanted_BK = torch.arange(selected_BK.shape[1], device=js_BN.device) < k_B1
     return Routing(
         js_BN=js_BN,
         score_BN=score_BN,
         prob_BN=torch.softmax(config.tau * score_BN, dim=-1),
         order_BN=order_BN,
         selected_BK=selected_BK,
+        wanted_BK=wanted_BK,
         transmit_BK=selected_BK,
-        active_BK=torch.ones_like(selected_BK, dtype=torch.bool),
+        active_BK=wanted_BK,
         all_faded_B=torch.zeros(len(js_BN), dtype=torch.bool, device=js_BN.device),
     )
 
@@ -150,13 +165,14 @@ def truncate(routing: Routing, faded_BN: Tensor, mode: Literal["drop", "substitu
         faded_in_order_BN = faded_BN.gather(1, routing.order_BN).int()
         able_first_BN = torch.sort(faded_in_order_BN, dim=-1, stable=True).indices
         transmit_BK = routing.order_BN.gather(1, able_first_BN)[:, : transmit_BK.shape[1]]
-    active_BK = ~faded_BN.gather(1, transmit_BK)
+    active_BK = ~faded_BN.gather(1, transmit_BK) & routing.wanted_BK
     return replace(routing, transmit_BK=transmit_BK, active_BK=active_BK, all_faded_B=~active_BK.any(dim=-1))
 
 
 def keep_strongest(routing: Routing, gain_BK: Tensor) -> Routing:
     """Where all of S faded, the client of S with the largest |gamma|^2 transmits after all (a degraded answer)."""
     rescue_B1 = routing.all_faded_B[:, None]
+    gain_BK = gain_BK.masked_fill(~routing.wanted_BK, -1.0)
     strongest_BK = torch.zeros_like(routing.active_BK).scatter(1, gain_BK.argmax(dim=-1, keepdim=True), True)
     return replace(
         routing,
@@ -171,6 +187,7 @@ def nobody_routed(routing: Routing) -> Routing:
     return replace(
         routing,
         selected_BK=selected_BK,
+        wanted_BK=routing.wanted_BK[:, :0],
         transmit_BK=selected_BK,
         active_BK=torch.zeros_like(selected_BK, dtype=torch.bool),
     )
@@ -183,8 +200,7 @@ def replace_lost(routing: Routing, lost_BK: Tensor, usable_BN: Tensor) -> Routin
     """
     rows_B = torch.arange(len(lost_BK), device=lost_BK.device)
     transmit_BK, active_BK = routing.transmit_BK.clone(), routing.active_BK & ~lost_BK
-    free_BN = usable_BN.scatter(1, routing.transmit_BK, False)
-    free_BN = free_BN.gather(1, routing.order_BN)  # best first from here on
+    free_BN = (usable_BN & ~routing.taken_BN).gather(1, routing.order_BN)  # best first from here on
     for k in range(lost_BK.shape[1]):
         found_B = lost_BK[:, k] & free_BN.any(dim=-1)
         place_B = free_BN.int().argmax(dim=-1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from airmoe_ray.config import ChannelConfig
@@ -26,19 +27,21 @@ class Received:
     lost_BK: Tensor | None = None  # who fell silent between report and transmission; None: nobody
 
 
-def noise_power(config: ChannelConfig) -> float:
-    r"""sigma_c^2 per complex symbol."""
-    return float(config.power * 10 ** (-config.snr_db / 10))
+def noise_power(config: ChannelConfig, snr_db: float | None = None) -> float:
+    r"""sigma_c^2 per complex symbol; `snr_db` takes the place of the configured SNR."""
+    return float(config.power * 10 ** (-(config.snr_db if snr_db is None else snr_db) / 10))
 
 
-def draw_gamma(ids_B: Sequence[int], clients: int, *, config: ChannelConfig, seed: int) -> Tensor:
+def draw_gamma(ids_B: Sequence[int], clients: int | ArrayLike, *, config: ChannelConfig, seed: int) -> Tensor:
     r"""gamma_j of every input and client, (B, N) complex128, E|gamma|^2 = 1.
 
     Rayleigh: CN(0, 1). Rician with factor k: a line of sight of power k/(k+1) and phase 0, plus CN scatter of power
-    1/(k+1). Drawn for all N, so that a client's fading does not depend on who else is routed.
+    1/(k+1). `clients` is N, or the ids of some, (N) or (B, N): a client's fading does not depend on who else is drawn
+    for, so that a client and the air draw the same number each on its own side.
     """
     if config.fading == "none" or config.kind == "ideal":
-        return torch.ones(len(ids_B), clients, dtype=torch.complex128)
+        count = clients if isinstance(clients, int) else np.shape(clients)[-1]
+        return torch.ones(len(ids_B), count, dtype=torch.complex128)
     scatter = torch.from_numpy(complex_normal_BN(ids_B, clients, seed=seed, purpose="fading"))
     if config.fading == "rayleigh":
         return scatter
@@ -51,12 +54,19 @@ def in_deep_fade(gamma_BN: Tensor, config: ChannelConfig) -> Tensor:
     return (gamma_BN.abs() ** 2 < config.gamma_th) & (config.kind != "ideal")
 
 
-def draw_noise(ids_B: Sequence[int], shape: Sequence[int], *, config: ChannelConfig, seed: int) -> Tensor:
-    r"""n ~ CN(0, sigma_c^2 I), one stream per input: (B, *shape) complex128."""
+def draw_noise(
+    ids_B: Sequence[int],
+    shape: Sequence[int],
+    *,
+    config: ChannelConfig,
+    seed: int,
+    snr_db_B: Sequence[float] | None = None,
+) -> Tensor:
+    r"""n ~ CN(0, sigma_c^2 I), one stream per input: (B, *shape) complex128; `snr_db_B` where each has its own SNR."""
     draws = np.empty((len(ids_B), 2, *shape))
     for row, request_id in enumerate(ids_B):
         generator(seed, "noise", request_id).standard_normal(out=draws[row])
-    draws *= (noise_power(config) / 2) ** 0.5
+        draws[row] *= (noise_power(config, None if snr_db_B is None else snr_db_B[row]) / 2) ** 0.5
     return torch.complex(torch.from_numpy(draws[:, 0]), torch.from_numpy(draws[:, 1]))
 
 
@@ -87,15 +97,22 @@ def weighted_sum(values_BKChw: Tensor, beta_BK: Tensor, *, bits: int | None) -> 
 
 
 def deliver(
-    sent_BKChw: Tensor, gamma_BK: Tensor, beta_BK: Tensor, *, ids_B: Sequence[int], config: ChannelConfig, seed: int
+    sent_BKChw: Tensor,
+    gamma_BK: Tensor,
+    beta_BK: Tensor,
+    *,
+    ids_B: Sequence[int],
+    config: ChannelConfig,
+    seed: int,
+    snr_db_B: Sequence[float] | None = None,
 ) -> Received:
     """What arrives of what the routed clients sent, on whichever kind of channel `config` names.
 
     On the `air`, symbols x_j are superposed under fading and noise, Eq. (4). Otherwise clients send y_j itself, and the
-    fusion weights are applied to what arrives.
+    fusion weights are applied to what arrives. `snr_db_B` takes the place of the configured SNR, input by input.
     """
     if config.kind == "air":
-        noise_BChw = draw_noise(ids_B, sent_BKChw.shape[2:], config=config, seed=seed)
+        noise_BChw = draw_noise(ids_B, sent_BKChw.shape[2:], config=config, seed=seed, snr_db_B=snr_db_B)
         return superpose(sent_BKChw, gamma_BK.to(sent_BKChw), noise_BChw.to(sent_BKChw))
     bits = config.digital_bits if config.kind == "digital" else None
     return weighted_sum(sent_BKChw, beta_BK.to(sent_BKChw), bits=bits)

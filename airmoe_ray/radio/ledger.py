@@ -11,6 +11,7 @@ from typing import Any
 
 from airmoe_ray.config import Config
 from airmoe_ray.errors import ConfigError
+from airmoe_ray.runtime.imports import load_class
 
 BITS_PER_REAL = 32
 
@@ -20,9 +21,9 @@ class Ledger:
     """Bits and channel uses of one input."""
 
     downlink_broadcast_bits: int  # features and query, counted once whoever listens
-    uplink_routing_bits: int  # C_route: every client's statistic and fade bit
+    uplink_routing_bits: int  # C_route: every client's statistic, where the rule reads it, and fade bit
     downlink_routed_bits: int  # one bit per client: you are routed
-    uplink_report_bits: int  # delta_j and c_j of the routed
+    uplink_report_bits: int  # c_j of the routed, and delta_j where it weighs them
     downlink_weights_bits: int  # beta_j each, rho once
     air_channel_uses: int  # d_y of payload, whatever K is; pilots come on top; 0 where nobody transmits
     uplink_raw_feature_bits: int  # instead of statistics: every client's hidden features
@@ -60,15 +61,22 @@ def account(
         tdma_uses = sum(math.ceil(d_y * digital_bits / math.log2(1 + snr * gain)) for gain in gains_K)
     return Ledger(
         downlink_broadcast_bits=feature_dim * cells * bits + d * bits,
-        uplink_routing_bits=routing_uplink_bits(n, d, bits),
+        uplink_routing_bits=routing_uplink_bits(n, d if _reads_statistics(config) else 0, bits),
         downlink_routed_bits=n,
-        uplink_report_bits=2 * bits * top_k,
+        uplink_report_bits=(2 if config.routing.fusion == "divergence" else 1) * bits * top_k,
         downlink_weights_bits=(top_k + 1) * bits if top_k else 0,
         air_channel_uses=d_y if top_k else 0,
         uplink_raw_feature_bits=raw_feature_bits(config, cells, clients=n, bits=bits),
         tdma_bits=top_k * d_y * digital_bits,
         tdma_channel_uses=tdma_uses,
     )
+
+
+def _reads_statistics(config: Config) -> bool:
+    """Whether clients are chosen by what they send: most gates, a random choice, or a choice of all need nothing."""
+    if config.routing.gated:
+        return bool(getattr(load_class(config.routing.rule, object, "routing.rule"), "needs_statistics", False))
+    return config.routing.rule == "js" and config.routing.top_k < config.experts.count
 
 
 def raw_feature_bits(config: Config, cells: int, *, clients: int, bits: int = BITS_PER_REAL) -> int:

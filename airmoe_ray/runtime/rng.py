@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -49,9 +49,9 @@ def training_index(id_: int) -> int:
     return id_ & ((1 << 40) - 1)
 
 
-def evaluation_id(index: int) -> int:
-    """Channel id of an evaluated sample; never one of training."""
-    return (1 << 63) | index
+def evaluation_id(index: int, draw: int = 0) -> int:
+    """Channel id of an evaluated sample, for each of several draws another; never one of training."""
+    return (1 << 63) | (draw << 40) | index
 
 
 def philox_4x32(counters: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
@@ -70,16 +70,21 @@ def philox_4x32(counters: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
     return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
 
 
-def complex_normal_BN(ids_B: Sequence[int], clients: int, *, seed: int, purpose: str) -> NDArray[np.complex128]:
+def complex_normal_BN(
+    ids_B: Sequence[int], clients: int | ArrayLike, *, seed: int, purpose: str
+) -> NDArray[np.complex128]:
     """One CN(0, 1) number per input and client, in one vectorised call.
 
-    Box-Muller on 64-bit uniforms; u1 is taken from (0, 1] so that the logarithm is finite.
+    `clients` is how many there are, or the ids of some: (N), or (B, N) where every input has its own. A client's number
+    does not depend on who else is drawn for. Box-Muller on 64-bit uniforms; u1 is taken from (0, 1] so that the
+    logarithm is finite.
     """
     ids = np.asarray([i & _LOW_64 for i in ids_B], dtype=np.uint64)
-    counters = np.zeros((len(ids), clients, 4), dtype=np.uint32)
+    members = np.asarray(np.arange(clients) if isinstance(clients, int) else clients, dtype=np.uint32)
+    counters = np.zeros((len(ids), members.shape[-1], 4), dtype=np.uint32)
     counters[..., 0] = (ids & _LOW_32).astype(np.uint32)[:, None]
     counters[..., 1] = (ids >> _SHIFT_32).astype(np.uint32)[:, None]
-    counters[..., 2] = np.arange(clients, dtype=np.uint32)
+    counters[..., 2] = members
     words = philox_4x32(counters, derive_key(seed, purpose)).astype(np.uint64)
     u1 = (((words[..., 0] << _SHIFT_32 | words[..., 1]) >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
     u2 = ((words[..., 2] << _SHIFT_32 | words[..., 3]) >> np.uint64(11)).astype(np.float64) * 2.0**-53

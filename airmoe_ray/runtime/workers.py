@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from airmoe_ray.runtime.gradients import backward_together
+
 T = TypeVar("T")
 
 
@@ -20,6 +22,7 @@ class Workers(Protocol):
 
     rank: int
     size: int
+    local_rank: int  # among the workers of the same node
 
     def total(self, value: Tensor) -> Tensor:
         """Sum over workers, without gradient."""
@@ -29,8 +32,8 @@ class Workers(Protocol):
         """Rows of all workers in order of rank, without gradient; workers may hold different numbers of rows."""
         ...
 
-    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Gradients become their sums over workers; one that no worker has stays None."""
+    def backward(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
+        """Gradients of the sum of all workers' losses; of a parameter that no worker used it stays None."""
         ...
 
     def follow_first(self, tensors: Iterable[Tensor]) -> None:
@@ -45,7 +48,7 @@ class Workers(Protocol):
 class OneWorker:
     """One worker."""
 
-    rank, size = 0, 1
+    rank, size, local_rank = 0, 1, 0
 
     def total(self, value: Tensor) -> Tensor:
         """Return the value, without gradient."""
@@ -55,8 +58,9 @@ class OneWorker:
         """Return the rows, without gradient."""
         return rows.detach()
 
-    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Nothing to add."""
+    def backward(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
+        """Gradients of the loss."""
+        loss.backward()
 
     def follow_first(self, tensors: Iterable[Tensor]) -> None:
         """Do nothing: there is no other worker."""
@@ -68,8 +72,11 @@ class OneWorker:
 class ProcessGroup:
     """The default process group of torch.distributed."""
 
-    def __init__(self) -> None:
+    def __init__(self, local_rank: int | None = None) -> None:
+        """`local_rank` among the workers of this node; by default all of them are on one."""
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.local_rank = self.rank if local_rank is None else local_rank
+        self.bytes_sent = 0  # of gradients, in the last step
 
     def total(self, value: Tensor) -> Tensor:
         """All-reduce."""
@@ -88,17 +95,9 @@ class ProcessGroup:
         dist.all_gather(parts, padded)
         return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
 
-    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """One all-reduce of everything, with a flag per parameter: an expert nobody used must not move."""
-        known = list(parameters)
-        flat = torch.cat(
-            [(p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1)) for p in known]
-            + [known[0].new_tensor([p.grad is not None for p in known])]
-        )
-        dist.all_reduce(flat)
-        *parts, used = flat.split([*(p.numel() for p in known), len(known)])
-        for parameter, part, count in zip(known, parts, used.tolist(), strict=True):
-            parameter.grad = part.view_as(parameter) if count else None
+    def backward(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
+        """Gradients are summed while the rest of them is computed."""
+        self.bytes_sent = backward_together(loss, parameters)
 
     def follow_first(self, tensors: Iterable[Tensor]) -> None:
         """Broadcast."""
@@ -112,11 +111,14 @@ class ProcessGroup:
 
 @contextmanager
 def first_then_others(workers: Workers) -> Iterator[None]:
-    """Worker 0 goes through the block alone; the others follow and find its work done (a cache on disk, a folder)."""
-    if workers.rank != 0:
+    """The first worker of each node goes through the block; the others follow and find its work done.
+
+    What is done there is kept on disk. Nodes may share it or not: where they do, their first workers share the work.
+    """
+    if workers.local_rank != 0:
         workers.wait()
     yield
-    if workers.rank == 0:
+    if workers.local_rank == 0:
         workers.wait()
 
 

@@ -72,9 +72,9 @@ class TrainerState:
 
 
 def cloud_tensors(cloud: CloudParts) -> dict[str, Tensor]:
-    """The cloud's trainable parts: the query, and its own head and refiner where it has them."""
+    """The cloud's trainable parts: the query, and its own head, refiner and gate where it has them."""
     tensors = {f"query.{name}": value for name, value in cloud.query.state_dict().items()}
-    for part in ("shared", "refiner"):
+    for part in ("shared", "refiner", "gate"):
         module = getattr(cloud, part)
         if module is not None:
             tensors |= {f"{part}.{name}": value for name, value in module.state_dict().items()}
@@ -104,8 +104,8 @@ def save_checkpoint(folder: Path, model: AirMoE, card: ModelCard, state: Trainer
     swap(fresh, folder)
 
 
-def load_checkpoint(folder: Path) -> tuple[Config, ModelCard]:
-    """Configuration and model card of a checkpoint, checked."""
+def load_checkpoint(folder: Path, *, network: bool = False) -> tuple[Config, ModelCard]:
+    """Configuration and model card of a checkpoint, checked; one of a single `network` has to be asked for."""
     recover(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no checkpoint here; train first, or give the run folder that holds one")
@@ -118,7 +118,10 @@ def load_checkpoint(folder: Path) -> tuple[Config, ModelCard]:
         card = ModelCard(**stored)
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder / 'model.json'}: cannot be read ({error}); the checkpoint is broken") from None
-    return parse_config(read_yaml(folder / "config.yaml")), card
+    config = parse_config(read_yaml(folder / "config.yaml"))
+    if config.model != "airmoe" and not network:
+        raise CheckpointError(f"{folder}: is of a single model, {config.model}, without clients; use `airmoe eval`")
+    return config, card
 
 
 def load_weights(folder: Path, model: AirMoE) -> None:

@@ -27,7 +27,16 @@ from airmoe_ray.storage.checkpoint import (
 )
 from airmoe_ray.storage.folder_swap import recover, swap, sync_folder, write_file
 
-_OF_THE_MACHINE = ("device", "threads", "precision", "engine", "tensorboard", "group_timeout_s", "client_deadline_s")
+_OF_THE_MACHINE = (
+    "device",
+    "threads",
+    "precision",
+    "engine",
+    "tensorboard",
+    "group_timeout_s",
+    "client_deadline_s",
+    "max_failures",
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

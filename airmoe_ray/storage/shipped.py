@@ -1,15 +1,17 @@
-"""Where a model is, by what people call it: a run folder, a checkpoint folder, or a model shipped with the package.
+"""Where a model is, by what people call it: a run or checkpoint, as a folder or a URL, or a model that was shipped.
 
 Shipped models are folders in `airmoe_ray/shipped`, each a checkpoint with a card (`CARD.md`); `export.py` makes them.
 """
 
 import difflib
+import hashlib
 import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from airmoe_ray.errors import CheckpointError
+from airmoe_ray.storage.bucket import is_url
 from airmoe_ray.storage.folder_swap import recover
 
 DEFAULT = "street"  # what `airmoe serve` serves where nobody names another
@@ -35,11 +37,16 @@ def shipped_names() -> list[str]:
     return sorted(path.parent.name for path in shipped_folder().glob("*/model.json"))
 
 
-def find_model(name: str | os.PathLike[str], *, best: bool = False) -> ModelPlace:
-    """The model of a run folder, a checkpoint folder or a shipped name; a folder that exists comes first.
+def find_model(name: str | os.PathLike[str], *, best: bool | None = False) -> ModelPlace:
+    """The model of a run or checkpoint (a folder or a URL) or a shipped name; a folder that exists comes first.
 
-    `best`: of a run, the checkpoint that scored best on the validation images instead of the last one.
+    `best`: of a run, the checkpoint that scored best on the validation images instead of the last one; None takes it
+    where there is one.
     """
+    if is_url(name):
+        from airmoe_ray.storage.remote_run import fetch_model
+
+        return ModelPlace(fetch_model(str(name), best=best), state_folder(name))
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _in_folder(folder, best=best)
@@ -52,13 +59,15 @@ def find_model(name: str | os.PathLike[str], *, best: bool = False) -> ModelPlac
 
 def state_folder(name: str | os.PathLike[str]) -> Path:
     """Where a server of this model keeps its own files: beside the checkpoint, or here for one that ships."""
+    if is_url(name):
+        return STATE / hashlib.sha256(str(name).encode()).hexdigest()[:16]
     folder = Path(name).expanduser()
     if (folder / "model.json").is_file():
         return folder.resolve().parent / "state"
     return STATE / str(name) if not folder.is_dir() and str(name) in shipped_names() else folder / "state"
 
 
-def _in_folder(folder: Path, *, best: bool) -> ModelPlace:
+def _in_folder(folder: Path, *, best: bool | None) -> ModelPlace:
     if (folder / "model.json").is_file():  # the checkpoint itself
         return ModelPlace(folder, state_folder(folder))
     for part in (LAST, BEST):
@@ -68,6 +77,8 @@ def _in_folder(folder: Path, *, best: bool) -> ModelPlace:
         raise CheckpointError(
             f"{folder}: no checkpoint here; train first, or give the run folder that holds one{hidden}"
         )
+    if best is None:
+        best = (folder / BEST).is_dir()
     if best and not (folder / BEST).is_dir():
         raise CheckpointError(
             f"{folder}: has no best checkpoint, as it was trained without validation; use --checkpoint last"

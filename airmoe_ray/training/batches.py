@@ -26,11 +26,12 @@ class Schedule:
         *,
         parts_S: NDArray[np.int64] | None = None,
         shares: Sequence[float] = (1.0,),
+        domains_S: NDArray[np.int64] | None = None,
     ) -> None:
         """`parts_S` is the part of a mix that each sample belongs to, `shares` how much of each an epoch visits."""
         self.source, self.config, self.workers = source, config, workers or OneWorker()
         self.parts_S = np.zeros(len(source.shape_of), dtype=np.int64) if parts_S is None else parts_S
-        self.shares = shares
+        self.shares, self.domains_S = shares, domains_S
 
     def steps_per_epoch(self) -> int:
         """Batches per epoch; the last one of each image shape may be smaller."""
@@ -38,15 +39,17 @@ class Schedule:
 
     def batches(self, epoch: int, *, device: torch.device) -> Iterator[Batch]:
         """This worker's parts of the batches of one epoch."""
-        for whole in self._order(epoch):
-            indices = shard(whole, self.workers)
-            features, labels, fine = self.source.batch(epoch, indices or whole[:1])
+        order = self._order(epoch)
+        own = [shard(whole, self.workers) for whole in order]
+        fetched = self.source.batches(epoch, [mine or whole[:1] for mine, whole in zip(own, order, strict=True)])
+        for indices, (features, labels, fine) in zip(own, fetched, strict=True):
             part = slice(len(indices))  # nothing, where there are fewer samples than workers
             yield Batch(
                 features[part].to(device),
                 labels[part].to(device),
                 [training_id(epoch, i) for i in indices],
                 tuple(map_BDyx[part].to(device) for map_BDyx in fine),
+                None if self.domains_S is None else torch.from_numpy(self.domains_S[indices]).to(device),
             )
 
     def _order(self, epoch: int) -> list[list[int]]:

@@ -99,7 +99,9 @@ def objective(
     to those of a single worker with all of it.
     """
     train, workers = config.train, workers or OneWorker()
-    ce, iou = pixel_loss(output.logits_BChw, labels_BHW, train, labelling, workers)
+    judged = _judged(output, train)
+    losses = [pixel_loss(logits_BChw, labels_BHW, train, labelling, workers) for logits_BChw in judged]
+    ce, iou = (torch.stack(terms).sum() for terms in zip(*losses, strict=True))
     shared = torch.zeros_like(ce)
     if output.shared_BChw is not None:
         shared = cross_entropy(
@@ -117,6 +119,14 @@ def objective(
         workers=workers,
     )
     return LossTerms(ce, ce, lb, frl_term, align, shared, iou).weighed(train)
+
+
+def _judged(output: AirMoEOutput[LocalRound], train: TrainConfig) -> list[Tensor]:
+    """The logits whose losses add up: the fused ones, or every expert's own, so that none learns of another."""
+    if train.objective == "fused":
+        return [output.logits_BChw]
+    refined = [] if output.logits_BChw is output.coarse_BChw else [output.logits_BChw]  # of a mean without gradient
+    return [*output.round.on_air.logits_BKChw.unbind(dim=1), *refined]
 
 
 def pixel_loss(

@@ -10,7 +10,8 @@ from airmoe_ray.data.transforms import parse_view
 from airmoe_ray.errors import UserError
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.radio.ledger import check_budget
-from airmoe_ray.runtime.device import pick_device
+from airmoe_ray.runtime.device import check_device_name, pick_device
+from airmoe_ray.storage.remote_run import RemoteRun
 from airmoe_ray.storage.shipped import BEST, LAST
 from airmoe_ray.training.epoch_log import check_tensorboard
 from airmoe_ray.training.run_folder import begin_folder
@@ -23,11 +24,14 @@ class Data(NamedTuple):
     held_out: SegmentationDataset | None
 
 
-def check_run(config: Config, folder: Path, *, resume: bool) -> None:
-    """Find out within a second what is wrong with settings, data or folder, before anything is loaded or started."""
+def check_run(config: Config, run: Path | RemoteRun, *, resume: bool) -> None:
+    """Find out within seconds what is wrong with settings, data or folder, before anything is loaded or started."""
     check_settings(config)
     open_data(config)
-    begin_folder(folder, config, resume=resume)
+    if isinstance(run, RemoteRun):
+        run.check(resume=resume)
+    else:
+        begin_folder(run, config, resume=resume)
 
 
 def check_settings(config: Config) -> None:
@@ -35,7 +39,10 @@ def check_settings(config: Config) -> None:
     check_budget(config)
     for view in config.data.views:
         parse_view(view)
-    pick_device(config.train.device, threads=config.train.threads)
+    if config.train.engine == "local":
+        pick_device(config.train.device, threads=config.train.threads)
+    else:
+        check_device_name(config.train.device)
     if config.train.tensorboard:
         check_tensorboard()
 

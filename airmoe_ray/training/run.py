@@ -18,7 +18,7 @@ from airmoe_ray.data import SegmentationDataset
 from airmoe_ray.data.base import ClassTable
 from airmoe_ray.data.mix import Mix
 from airmoe_ray.errors import UserError
-from airmoe_ray.features.backbone import Backbone, load_backbone
+from airmoe_ray.features.backbone import Backbone, load_training_backbone
 from airmoe_ray.features.cache_builder import cache_bytes, cached_features, cached_views
 from airmoe_ray.features.cache_reader import FeatureCache
 from airmoe_ray.features.sources import CachedSource, OnlineSource, Source, ahead, loop_seconds
@@ -86,12 +86,14 @@ def train_run(
     workers: Workers | None = None,
     device: torch.device | None = None,
     federation: Federation | None = None,
+    weights: bytes | None = None,
     after_epoch: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Train to the end and return the summary that is also written to `summary.json`.
 
     Each of several workers calls this; the first one writes files and reports. `checked`: see `open_run`. `device`
     where the configured `auto` is not this worker's. `federation` makes the trainer where clients learn elsewhere.
+    `weights` are those of the backbone, where the file that is configured is on another machine.
     """
     workers = workers or OneWorker()
     report = (report if workers.rank == 0 else None) or Silent()
@@ -105,6 +107,7 @@ def train_run(
         workers=workers,
         device=device,
         federation=federation,
+        weights=weights,
     )
     try:
         if run.start_epoch == config.train.epochs:
@@ -153,19 +156,21 @@ def open_run(
     workers: Workers | None = None,
     device: torch.device | None = None,
     federation: Federation | None = None,
+    weights: bytes | None = None,
 ) -> Run:
     """Build or restore everything that a loop over epochs needs.
 
     `checked`: the process that was given the command has found its settings sound, and room for the run.
     """
     workers = workers or OneWorker()
+    assert config.model == "airmoe", "single models have a loop of their own, in baselines/networks"
     if not checked:
         check_settings(config)
     data = open_data(config)
     if workers.rank == 0:
         begin_folder(folder, config, resume=resume)
     device = device or pick_device(config.train.device, threads=config.train.threads)
-    backbone = load_backbone(config.backbone).to(device)
+    backbone = load_training_backbone(config, weights=weights).to(device)
     if not checked:
         check_space(folder, config, feature_dim=backbone.dim, classes=len(data.train.classes.names))
     with first_then_others(workers):
@@ -173,7 +178,8 @@ def open_run(
         validation = _open_validation(data, backbone, config, report)
     dilations = dilations_for(config.experts, max(max(grid) for grid in source.grids))
     card = model_card(data.train.classes, backbone, dilations, refiner=config.experts.refiner)
-    schedule = Schedule(source, config, workers, **_mixture(data.train))
+    domains_S = np.array([data.train.domain_of(i) for i in range(len(data.train))])
+    schedule = Schedule(source, config, workers, **_mixture(data.train), domains_S=domains_S)
     trainer = _make_trainer(config, card, data.train.classes, schedule, device=device, federation=federation)
     knowledge = Knowledge(data.train, clients=config.experts.count)
     run = Run(config, folder, card, trainer, schedule, validation, device, knowledge)
@@ -300,7 +306,7 @@ def train_epoch(run: Run, epoch: int, report: Reporter) -> dict[str, Any]:
     row |= run.trainer.account()
     if run.validation is not None:
         scores = validate(run.trainer.model, *run.validation, workers, ask_clients=run.trainer.ask_clients)
-        row |= {"miou": scores["miou"], "miou_ideal": scores["miou_ideal"]}
+        row |= {name: scores[name] for name in ("miou", "miou_ideal", "mf1", "mf1_ideal")}
         row |= {"nmi": scores["routing"]["nmi_domain_expert"], "validation_seconds": time.monotonic() - begun - seconds}
     return row
 

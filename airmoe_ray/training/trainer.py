@@ -33,6 +33,7 @@ class Batch(NamedTuple):
     labels_BHW: Tensor
     ids_B: list[int]
     fine: tuple[Tensor, ...] = ()  # finer maps, where the cloud has a refiner
+    domains_B: Tensor | None = None
 
 
 class StepResult(NamedTuple):
@@ -121,7 +122,7 @@ class Trainer:
             (model.clients.experts, 1.0),
             (model.query, config.train.query_lr_factor),
         ]
-        parts += [(part, 1.0) for part in (model.shared, model.refiner) if part is not None]
+        parts += [(part, 1.0) for part in (model.shared, model.refiner, model.gate) if part is not None]
         self.adam, self.sgd = optimizers(parts, model.clients.frl, config)
         set_precision(model.clients.experts, config.train.precision)
 
@@ -149,7 +150,13 @@ class Trainer:
         self._set_learning_rate()
         if self.step_count < self.shared_steps:
             return self._shared_step(batch)
-        output = self.model(batch.features_BDhw, batch.ids_B, fine=batch.fine, routing_config=self.routing)
+        output = self.model(
+            batch.features_BDhw,
+            batch.ids_B,
+            fine=batch.fine,
+            routing_config=self.routing,
+            domains_B=batch.domains_B,
+        )
         if self.config.train.check_constraints:
             check_constraints(output, self.config.model_copy(update={"routing": self.routing}))
         loss = objective(
@@ -187,8 +194,7 @@ class Trainer:
     def _descend(self, loss: LossTerms) -> None:
         for optimizer in self._optimizers():
             optimizer.zero_grad(set_to_none=True)  # None, not 0: an expert without a sample must not move
-        loss.total.backward()
-        self.workers.add_gradients(self.model.parameters())
+        self.workers.backward(loss.total, self.model.parameters())
         if self.config.train.grad_clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.grad_clip)
         for optimizer in self._optimizers():

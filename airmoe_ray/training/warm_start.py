@@ -101,6 +101,8 @@ def warm_start_client(
     """The client's history: expert and psi learn from D_j alone, prototypes become k-means centres of its queries."""
     expert, frl = cast(Expert, clients.experts[index]), clients.frl
     _learn_alone(expert, client, own, config, labelling)
+    if not config.train.warm_start.fill_frl:
+        return
     with torch.no_grad():
         query_dist_Sd = torch.from_numpy(np.concatenate(own.query_dists)).to(frl.prototypes_NMd)
         logits_Sd = clr(query_dist_Sd) * config.routing.norm_temperature

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Note = Callable[[str], None]
+"""Says what begins."""
+
 
 @dataclass(frozen=True)
 class Figure:

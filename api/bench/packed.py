@@ -11,13 +11,13 @@ from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
 from airmoe_ray.inference.segmenter import Segmenter
 from airmoe_ray.model.routing import route
-from api.bench.figures import Figure, by_turns, median_ms
-from api.bench.serving import Note, post, scene, served, untrained_run
+from api.bench.figures import Figure, Note, by_turns, median_ms
+from api.bench.serving import post, scene, served, untrained_run
 
 _MANY, _FEW, _ACTORS = 1000, 10, 2
 
 
-def packed_figures(folder: Path, *, rounds: int, seconds: float, note: Note) -> dict[str, Figure]:
+def packed_figures(run: str | Path, folder: Path, *, rounds: int, seconds: float, note: Note) -> dict[str, Figure]:
     """Start of 1000 packed clients, and their routing against that of 10 in as many actors, arithmetic apart."""
     note(f"making {_MANY} untrained clients of the quickstart's size (0.8 GB)")
     many, few = (untrained_run(folder / f"packed_{count}", _packed(count)) for count in (_MANY, _FEW))

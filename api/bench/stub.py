@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.processes.cloud import Cloud
-from actors.processes.expert_host import ExpertHost
+from actors.processes.expert_host import ExpertHost, host_actor
 from actors.rounds.messages import Array, Forward, HostReport, HostStatistic, Read, Transmit
 from actors.serving.system import System
 from airmoe_ray.features.backbone import FeatureMaps
@@ -36,11 +36,11 @@ class StubCloud(Cloud):
 class StubExpert(ExpertHost):
     """A client that answers at once, with arrays of true shape."""
 
-    def read(self, message: Read, gamma_Bn: Array) -> HostStatistic:
+    def read(self, message: Read) -> HostStatistic:
         """A flat statistic, nobody faded."""
-        (batch, clients), d = gamma_Bn.shape, message.query_dist_Bd.shape[1]
+        (batch, d), clients = message.query_dist_Bd.shape, len(self.spec.clients)
         flat_Bnd = np.full((batch, clients, d), 1.0 / d, dtype=np.float32)
-        return HostStatistic(flat_Bnd, np.zeros((batch, clients), dtype=bool), tuple(self.frls.versions))
+        return HostStatistic(flat_Bnd, np.zeros((batch, clients), dtype=bool), tuple(self.frls.versions), self.process)
 
     def forward(self, message: Forward, features_BDhw: Array) -> HostReport:
         """Features arrive, nothing is computed."""
@@ -57,7 +57,7 @@ def main() -> None:
     """Serve until the process is stopped."""
     run, port = Path(sys.argv[1]), int(sys.argv[2])
     config, _ = load_checkpoint(run / "checkpoint")
-    system = System(run / "checkpoint", config, expert_actor=ray.remote(StubExpert), cloud_actor=ray.remote(StubCloud))
+    system = System(run / "checkpoint", config, expert_actor=host_actor(StubExpert), cloud_actor=ray.remote(StubCloud))
     serve(system, run / "state", "127.0.0.1", port)
 
 

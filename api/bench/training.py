@@ -21,21 +21,26 @@ from airmoe_ray.features.backbone import load_backbone
 from airmoe_ray.features.sources import OnlineSource
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.runtime.progress import Silent
-from airmoe_ray.storage.checkpoint import ModelCard
+from airmoe_ray.storage.checkpoint import ModelCard, load_checkpoint
+from airmoe_ray.storage.shipped import find_model
 from airmoe_ray.training.batches import Schedule
 from airmoe_ray.training.pixel_losses import Labelling, cross_entropy, sample_pixels
 from airmoe_ray.training.run import Run, open_run, train_epoch
 from airmoe_ray.training.trainer import Batch, Learning
-from api.bench.figures import Figure, by_turns, rate, ratio
+from api.bench.figures import Figure, Note, by_turns, rate, ratio
 from api.bench.ray_training import turns_with_ray
 
-Note = Callable[[str], None]
 _STEPS = 4  # of an epoch
 
 
-def training_figures(config: Config, folder: Path, *, rounds: int, seconds: float, note: Note) -> dict[str, Figure]:
-    """All figures of this file: experts, routing and channel of `config`, on procedural scenes."""
-    config = _small(config)
+def training_figures(run: str | Path, folder: Path, *, rounds: int, seconds: float, note: Note) -> dict[str, Figure]:
+    """All figures of this file: experts, routing and channel of a trained run, on procedural scenes."""
+    config, _ = load_checkpoint(find_model(run).checkpoint)
+    return figures_of(_small(config), folder, rounds=rounds, seconds=seconds, note=note)
+
+
+def figures_of(config: Config, folder: Path, *, rounds: int, seconds: float, note: Note) -> dict[str, Figure]:
+    """The same of a configuration that is small enough."""
     run = open_run(config, folder / "here", resume=False, report=Silent())
     run = replace(run, validation=None)
     stored = list(run.schedule.batches(0, device=run.device))

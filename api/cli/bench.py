@@ -13,19 +13,29 @@ from airmoe_ray.storage.shipped import find_model
 from api.cli.common import JsonOption, RunOption, print_json, stdout
 from api.cli.reporters import reporting
 
-
-class Part(StrEnum):
-    """The parts that can be measured alone."""
-
-    SERVE = "serve"
-    TRAIN = "train"
-    PACKED = "packed"
+Part = StrEnum(
+    "Part",
+    [
+        "serve",
+        "overhead",
+        "photo",
+        "mixed",
+        "overload",
+        "model",
+        "life",
+        "train",
+        "packed",
+        "peer_serve",
+        "peer_flower",
+    ],
+)
 
 
 def bench(
     run: RunOption = "runs/quickstart",
     only: Annotated[
-        Part | None, typer.Option(help="Measure this part alone; packed (1000 clients, needs no run) only so.")
+        list[Part] | None,
+        typer.Option(help="Measure these parts alone; packed (1000 clients) and peers (installed first) only so."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the median counts.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.5, help="Time of each measurement in a round [s].")] = 8.0,
@@ -35,25 +45,17 @@ def bench(
 
     Exit code 1 if a figure misses its target.
     """
-    model = None if only is Part.PACKED else find_model(run)
-    from airmoe_ray.storage.checkpoint import load_checkpoint
     from api.bench.figures import Figure
-    from api.bench.packed import packed_figures
-    from api.bench.serving import serving_figures
-    from api.bench.training import training_figures
+    from api.bench.parts import ALONE, NEED_NO_RUN, PARTS, measure
 
+    parts = [str(part) for part in only] if only else [part for part in PARTS if part not in ALONE]
+    if not NEED_NO_RUN.issuperset(parts):
+        find_model(run)  # before minutes have gone into the others
     figures: dict[str, Figure] = {}
     with reporting() as report, tempfile.TemporaryDirectory(prefix="airmoe-bench-") as place:
-        folder = Path(place)
         try:
-            if model is None:
-                figures = packed_figures(folder, rounds=rounds, seconds=seconds, note=report.line)
-            else:
-                config, _ = load_checkpoint(model.checkpoint)
-            if only in (None, Part.SERVE):
-                figures |= serving_figures(run, folder / "serve", rounds=rounds, seconds=seconds, note=report.line)
-            if only in (None, Part.TRAIN):
-                figures |= training_figures(config, folder / "train", rounds=rounds, seconds=seconds, note=report.line)
+            for part in parts:
+                figures |= measure(part, run, Path(place), rounds=rounds, seconds=seconds, note=report.line)
         except RuntimeError as error:
             raise UserError(str(error)) from None
     results = {name: figure.as_dict() for name, figure in figures.items()}

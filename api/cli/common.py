@@ -1,7 +1,10 @@
-"""What all verbs share: options, and where their output goes."""
+"""What all verbs share: options, where their output goes, and what interrupts them."""
 
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -28,7 +31,13 @@ CheckpointOption = Annotated[
     Checkpoint, typer.Option(help="The last epoch, or the one that scored best on the validation images.")
 ]
 
-RunOption = Annotated[str, typer.Option(help="Folder of a trained run, or the name of a shipped model.")]
+RunOption = Annotated[
+    str, typer.Option(help="Folder or URL (s3://, gs://, …) of a trained run, or the name of a shipped model.")
+]
+
+AddressOption = Annotated[
+    str | None, typer.Option(help="Join this Ray cluster (auto, host:port) instead of starting one here.")
+]
 
 DEFAULT_PORT = 8000
 
@@ -41,3 +50,20 @@ def print_json(value: Any) -> None:
     """Plain JSON on stdout."""
     json.dump(value, sys.stdout, indent=1)
     sys.stdout.write("\n")
+
+
+@contextmanager
+def sigterm_like_ctrl_c() -> Iterator[list[int]]:
+    """SIGTERM interrupts as well; gives the list in which it will be noted."""
+    received: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        received.append(number)
+        if len(received) == 1:  # another one must not interrupt the tidying up
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)

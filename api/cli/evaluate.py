@@ -7,6 +7,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from airmoe_ray.errors import UserError
+from airmoe_ray.storage.bucket import shown
 from airmoe_ray.storage.shipped import find_model
 from api.cli.common import (
     Checkpoint,
@@ -31,6 +33,7 @@ def eval_(
     refiner_alone: Annotated[
         bool, typer.Option("--refiner-alone", help="A control: the cloud's refiner gets logits of zero.")
     ] = False,
+    draws: Annotated[int, typer.Option(min=1, help="Times each image crosses the channel, with its own fading.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Score a run on a split: mIoU, mF1, mPre, mRec, per class and per domain, and the router's health.
@@ -47,7 +50,7 @@ def eval_(
     from airmoe_ray.radio.ledger import check_budget
     from airmoe_ray.storage.checkpoint import load_checkpoint
 
-    stored, card = load_checkpoint(folder)
+    stored, card = load_checkpoint(folder, network=True)
     own = stored.model_dump(mode="json")
     settings = parse_config(own, overrides) if config is None else load_config(config, overrides)
     check_budget(settings)
@@ -56,10 +59,19 @@ def eval_(
         dataset = adopt(dataset, card.table, given=settings.data.map, source=settings.data.name)
     with reporting() as report:
         report.stage(f"evaluating {len(dataset)} images of {settings.data.name}")
-        segmenter = Segmenter.load(folder, settings)
-        if refiner_alone:
-            leave_refiner_alone(segmenter)
-        result = evaluate(segmenter, dataset, progress=report.progress("evaluated"))
+        if settings.model != "airmoe":
+            from airmoe_ray.baselines.networks.checkpoint import load_network
+            from airmoe_ray.baselines.networks.score import TrainedNetwork, evaluate_network
+
+            if refiner_alone or pictures is not None:
+                raise UserError(f"{shown(run)}: is a single model, {settings.model}; it has no refiner and no pictures")
+            trained = TrainedNetwork(settings, load_network(folder)[-1])
+            result = evaluate_network(trained, dataset, progress=report.progress("evaluated")).scores
+        else:
+            segmenter = Segmenter.load(folder, settings)
+            if refiner_alone:
+                leave_refiner_alone(segmenter)
+            result = evaluate(segmenter, dataset, draws=draws, progress=report.progress("evaluated"))
     if as_json:
         print_json(result)
     else:
@@ -69,10 +81,14 @@ def eval_(
         example_sheet(segmenter, dataset).save(pictures, format="PNG")
 
 
+def _crossings(result: dict[str, Any]) -> str:
+    return f", {result['draws']} draws of the channel each" if result["draws"] > 1 else ""
+
+
 def _print_tables(result: dict[str, Any]) -> None:
     score_names = ("miou", "mf1", "mpre", "mrec")
     headline = "   ".join(f"{name} {result[name]:.2f}" for name in score_names)
-    stdout.print(f"\n[bold]{headline}[/bold]   ({result['images']} images)\n")
+    stdout.print(f"\n[bold]{headline}[/bold]   ({result['images']} images{_crossings(result)})\n")
     by_class = Table("class", *(("IoU", "F1", "precision", "recall")), title="per class", title_justify="left")
     for name, row in result["per_class"].items():
         by_class.add_row(escape(name), *("absent" if v is None else f"{v:.1f}" for v in row.values()))
@@ -81,6 +97,11 @@ def _print_tables(result: dict[str, Any]) -> None:
     for name, row in result["per_domain"].items():
         by_domain.add_row(escape(name), f"{row['miou']:.1f}")
     stdout.print(by_domain)
+    if "routing" in result:
+        _print_routing(result)
+
+
+def _print_routing(result: dict[str, Any]) -> None:
     routing = result["routing"]
     nmse = "no channel error" if routing["nmse_db"] is None else f"channel NMSE {routing['nmse_db']:.1f} dB"
     stdout.print(

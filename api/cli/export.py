@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from airmoe_ray.storage.shipped import BEST, find_model
+from airmoe_ray.storage.shipped import find_model
 from api.cli.common import Checkpoint, JsonOption, RunOption, print_json, stdout
 
 
@@ -25,8 +25,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a small copy of a model: float16 weights, settings without paths and keys, and a card in words."""
-    best = (Path(run) / BEST).is_dir() if checkpoint is None else checkpoint is Checkpoint.BEST
-    place = find_model(run, best=best)
+    place = find_model(run, best=None if checkpoint is None else checkpoint is Checkpoint.BEST)
     from airmoe_ray.storage.card_text import read_scores  # imported late: they bring torch
     from airmoe_ray.storage.export import export_model
 

@@ -11,6 +11,10 @@ from api.cli.common import stderr
 from api.cli.config import config_
 from api.cli.doctor.verb import doctor
 from api.cli.evaluate import eval_
+from api.cli.experiments.ablate import ablate
+from api.cli.experiments.compare import compare
+from api.cli.experiments.report import report
+from api.cli.experiments.theory import theory
 from api.cli.export import export
 from api.cli.pretrain import pretrain
 from api.cli.remote.chaos import chaos
@@ -18,7 +22,6 @@ from api.cli.remote.scale import scale
 from api.cli.remote.segment import segment
 from api.cli.remote.status import status
 from api.cli.serve import serve
-from api.cli.theory import theory
 from api.cli.train import train
 
 app = typer.Typer(
@@ -36,7 +39,10 @@ app.command("export")(export)
 app.command("segment")(segment)
 app.command("status")(status)
 app.command("scale")(scale)
+app.command("compare")(compare)
+app.command("ablate")(ablate)
 app.command("theory")(theory)
+app.command("report")(report)
 app.command("bench")(bench)
 app.command("chaos")(chaos)
 app.command("cache")(cache)

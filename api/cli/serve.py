@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from airmoe_ray.config import Config
+from airmoe_ray.storage.bucket import shown
 from airmoe_ray.storage.shipped import DEFAULT, find_model
-from api.cli.common import DEFAULT_PORT, Checkpoint, CheckpointOption, RunOption, SetOption, stderr
+from api.cli.common import DEFAULT_PORT, AddressOption, Checkpoint, CheckpointOption, RunOption, SetOption, stderr
 from api.cli.reporters import reporting
 
 
@@ -14,9 +15,7 @@ def serve(
     run: RunOption = DEFAULT,
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
-    address: Annotated[
-        str | None, typer.Option(help="Join this Ray cluster (auto, host:port) instead of starting one here.")
-    ] = None,
+    address: AddressOption = None,
     checkpoint: CheckpointOption = Checkpoint.LAST,
     nodes: Annotated[
         int, typer.Option(min=1, help="Wait until this many nodes have joined, or cluster.start_deadline_s is over.")
@@ -37,10 +36,12 @@ def serve(
     place = find_model(run, best=checkpoint is Checkpoint.BEST)
     # imported late: ray and torch take seconds, and mistakes in the options should not wait for them
     from airmoe_ray.config_file import parse_config
+    from airmoe_ray.model.cloud_parts import check_servable
     from airmoe_ray.storage.checkpoint import load_checkpoint
 
     stored, card = load_checkpoint(place.checkpoint)
     config = _with_keys(parse_config(stored.model_dump(mode="json"), overrides), key, admin_token)
+    check_servable(config)
     from actors.serving.system import System
     from api.http.server import check_bind, set_up_logging
     from api.http.server import serve as serve_run
@@ -50,11 +51,13 @@ def serve(
     system = System(place.checkpoint, config, state=place.state)
     with reporting() as report:
         report.line(f"starting {config.experts.count} experts, cloud and channel as Ray actors")
-        shown = f"[{host}]" if ":" in host else host
+        listens = f"[{host}]" if ":" in host else host
 
         def announce() -> None:
             report.close()
-            report.line(f"serving {run} on http://{shown}:{port}  (Ctrl-C ends it)")
+            report.line(f"serving {shown(run)} on http://{listens}:{port}  (Ctrl-C ends it)")
+            if config.cluster.experts_per_actor == "auto":
+                report.line(f"cluster.experts_per_actor=auto: {system.plan.packing}")
             if card.terms:
                 report.line(f"terms of the weights: {card.terms}")
 

@@ -1,5 +1,6 @@
 """Turns every error into `{"error": "...", "detail": ...}`, never with a traceback, a path or a version."""
 
+import math
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
@@ -13,7 +14,6 @@ from airmoe_ray.errors import UserError
 from airmoe_ray.inference.decode import ImageError
 
 _STATUS: dict[type[ServiceError], tuple[int, int | None]] = {  # code, seconds after which to try again
-    OverloadedError: (429, 1),
     NoExpertsError: (503, 2),
     StoppedError: (503, 5),
     DeadlineError: (504, None),
@@ -43,6 +43,8 @@ def refusal(error: Exception) -> Refusal | None:
         return Refusal(error.status, error.error, error.detail)
     if isinstance(error, ImageError):
         return Refusal(error.status, str(error))
+    if isinstance(error, OverloadedError):
+        return Refusal(429, str(error), retry_after=math.ceil(error.again_s))
     if isinstance(error, ServiceError):
         status, retry_after = _STATUS.get(type(error), (500, None))
         return Refusal(status, str(error), retry_after=retry_after)

@@ -102,6 +102,7 @@ class Metrics:
         self.stage = histogram("stage_duration_seconds", "Time of one image in each stage", "stage", buckets=SECONDS)
         self.queue_depth = gauge("queue_depth", "Images waiting")
         self.queue_limit = gauge("queue_limit", "Images that may wait; one more is refused")
+        self.calls = counter("actor_calls_total", "Calls between actors that answered images have taken")
         self.batch = histogram("batch_size", "Images per batch", buckets=(1, 2, 4, 8, 16, 32, 64))
 
         window = f"over the last {config.serve.load_window} images"
@@ -178,9 +179,10 @@ class Metrics:
         self._traffic[client_id] = series = _Traffic(self, str(client_id))
         return series
 
-    def observe_batch(self, size: int) -> None:
-        """Count one batch."""
+    def observe_batch(self, size: int, calls: int) -> None:
+        """Count one batch, and the calls between actors that it took."""
         self.batch.observe(size)
+        self.calls.inc(calls)
 
     def request_started(self) -> None:
         """Count an HTTP request as in progress."""

@@ -47,6 +47,9 @@ class Parameters(BaseModel):
     )
     without: Annotated[Participant, Field(description="The answer without this client, or cloud"), _Who] | None = None
     view: Annotated[Literal["mask", "color", "overlay"], Field(description="What a PNG answer shows")] = "mask"
+    size: Annotated[Literal["image", "model"], Field(description="Size of masks: the image's, or the model's")] = (
+        "image"
+    )
     format: Annotated[Format, Field(description="How JSON holds the masks of segments")] = "png"
     threshold: Annotated[float, Field(ge=0, le=1, description="Lowest score of a segment in JSON"), _Number] | None = (
         None

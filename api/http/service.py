@@ -16,7 +16,7 @@ from actors.serving.results import ImageResult
 from actors.serving.supervisor import Supervisor
 from actors.serving.system import System
 from airmoe_ray.data.base import UInt8Array
-from airmoe_ray.inference.decode import decode
+from airmoe_ray.inference.decode import Picture, decode
 from airmoe_ray.inference.masks import Prepared, prepare_image
 from airmoe_ray.model.routing import Participants
 from api.http.errors import ApiError
@@ -40,11 +40,17 @@ class Service:
         self.readiness = Readiness(self.orchestrator)
         self.recent = RecentImages()
         self.in_progress = 0
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="codec")
+        # apart, so that an answer that is there does not wait behind images that have just come
+        self._reading = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self._writing = ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
-    async def on_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run something that takes milliseconds of CPU beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+    async def reading(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run what takes milliseconds of CPU for a request, beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._reading, work, *arguments)
+
+    async def writing(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run what takes milliseconds of CPU for a response, beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._writing, work, *arguments)
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[float]:
@@ -54,7 +60,9 @@ class Service:
         """
         serve = self.config.serve
         if self.in_progress >= serve.queue + serve.in_flight * serve.max_batch:
-            raise OverloadedError(f"{self.in_progress} images are under way already")
+            again_s = self.orchestrator.rate.again_s(self.in_progress)
+            raise OverloadedError(f"{self.in_progress} images are under way already", again_s)
+        self.orchestrator.check_room(self.in_progress, serve.deadline_s)
         self.in_progress += 1
         try:
             async with asyncio.timeout(serve.deadline_s + _CODEC_S):
@@ -81,13 +89,25 @@ class Service:
         return Settings(routing, channel, renew, participants)
 
     def decode(self, data: bytes, keep_rgb: bool) -> tuple[Prepared, UInt8Array | None]:
-        """Decode and prepare an image file; its own pixels, up to 150 MB, are kept only where they are needed."""
-        rgb = decode(data, max_pixels=self.config.serve.max_pixels).rgb
-        return self.prepare(rgb), rgb if keep_rgb else None
+        """Decode and prepare an image file; its own pixels, up to 150 MB, are there only where they are needed.
 
-    def prepare(self, rgb: UInt8Array) -> Prepared:
+        The model is given the same pixels either way: one seed, one mask, whatever the answer shows.
+        """
+        max_pixels = self.config.serve.max_pixels
+        picture = decode(data, max_pixels=max_pixels, long_side=self.long_side)
+        prepared = self.prepare(picture)
+        if not keep_rgb:
+            return prepared, None
+        return prepared, (picture if picture.whole else decode(data, max_pixels=max_pixels)).rgb
+
+    @property
+    def long_side(self) -> int | None:
+        """What images are scaled down to; None where they keep their size."""
+        return self.config.data.image_size if self.config.serve.resize == "fit" else None
+
+    def prepare(self, picture: Picture) -> Prepared:
         """Fit and pad pixels for the backbone."""
-        return prepare_image(rgb, self.config, self.system.pad_multiple)
+        return prepare_image(picture.rgb, self.config, self.system.pad_multiple, original=picture.size)
 
     async def segment(
         self, image: Prepared, settings: Settings, seed: int | None, *, arrived: float, ends_at: float
@@ -137,4 +157,5 @@ class Service:
 
     def close(self) -> None:
         """End the threads."""
-        self._threads.shutdown(cancel_futures=True)
+        for pool in (self._reading, self._writing):
+            pool.shutdown(cancel_futures=True)

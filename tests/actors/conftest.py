@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from ray.actor import ActorClass
 
 from actors.cluster.connection import cluster
-from actors.processes.expert_host import ExpertHost
+from actors.processes.expert_host import ExpertHost, host_actor
 from actors.processes.frl_journal import parse_snapshot
-from actors.rounds.messages import Array, Forward, HostReport, HostStatistic, Read, Settings, Transmit
+from actors.rounds.messages import Array, Forward, HostReport, HostStatistic, Read, Renew, Settings, Transmit
 from actors.rounds.stubs import HostCalls
 from actors.serving.host_records import HostRecord
 from actors.serving.orchestrator import Orchestrator
@@ -73,7 +72,8 @@ def picture(seed: int, size: tuple[int, int] = (64, 64)) -> Prepared:
 def faulty_actor(folder: Path) -> ActorClass[ExpertHost]:
     """Experts that look into `folder` before they act: `<exchange>-<client>` there names what goes wrong.
 
-    `die` (once), `hang`, `fail`, `nan`. Defined in here so that it travels to the workers by value.
+    `die`, `stop` and `delay` (once each), `hang`, `fail`, `nan`. Defined in here so that it travels to the workers by
+    value.
     """
 
     class Faulty(ExpertHost):
@@ -87,9 +87,12 @@ def faulty_actor(folder: Path) -> ActorClass[ExpertHost]:
             for client in self.spec.clients:
                 order = folder / f"{exchange}-{client}"
                 what = order.read_text() if order.exists() else ""
-                if what == "die":
+                if what in ("die", "stop"):
                     order.unlink()
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), signal.SIGKILL if what == "die" else signal.SIGSTOP)
+                if what == "delay":
+                    order.unlink()
+                    time.sleep(1.5)
                 while what == "hang" and order.exists():
                     time.sleep(0.05)
                 if what == "fail":
@@ -98,9 +101,9 @@ def faulty_actor(folder: Path) -> ActorClass[ExpertHost]:
                     return float("nan")
             return 1.0
 
-        def read(self, message: Read, gamma_Bn: Array) -> HostStatistic:
+        def read(self, message: Read) -> HostStatistic:
             self._misbehave("read")
-            return super().read(message, gamma_Bn)
+            return super().read(message)
 
         def forward(self, message: Forward, features_BDhw: Array) -> HostReport:
             features = (features_BDhw * self._misbehave("forward")).astype(features_BDhw.dtype)
@@ -109,6 +112,10 @@ def faulty_actor(folder: Path) -> ActorClass[ExpertHost]:
         def transmit(self, message: Transmit) -> Array:
             return super().transmit(message) * self._misbehave("transmit")
 
+        def renew(self, message: Renew) -> Any:
+            self._misbehave("renew")
+            return super().renew(message)
+
         def probe(self) -> Any:
             self._misbehave("probe")
             return super().probe()
@@ -116,7 +123,7 @@ def faulty_actor(folder: Path) -> ActorClass[ExpertHost]:
         def visible_gpus(self) -> str:
             return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
-    return ray.remote(Faulty)  # type: ignore[return-value]
+    return host_actor(Faulty)
 
 
 class Service:
@@ -132,16 +139,21 @@ class Service:
         self.hosts = self.system.start()
         self.started_s = time.monotonic() - begun
         self.batches: list[int] = []
+        self.calls: list[int] = []  # between actors, of each batch
         self.run(self._enter())
         self.reference = Segmenter.load(checkpoint, config)
 
     async def _enter(self) -> None:
         self.supervisor = Supervisor(self.system, self.hosts)
-        self.orchestrator = Orchestrator(self.system, self.supervisor, on_batch=self.batches.append)
+        self.orchestrator = Orchestrator(self.system, self.supervisor, on_batch=self._count)
         await self.orchestrator.__aenter__()
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(120)
+    def _count(self, size: int, calls: int) -> None:
+        self.batches.append(size)
+        self.calls.append(calls)
+
+    def run(self, work: Coroutine[Any, Any, Any], within_s: float = 120) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(within_s)
 
     def settings(self, *, renew: bool = False, top_k: int = 2, whose: Any = EVERYBODY, **channel: Any) -> Settings:
         routing = self.config.routing.model_copy(update={"top_k": top_k})

@@ -61,13 +61,17 @@ class Operator:
             "COLUMNS": "300",
         }
 
-    def prepare(self) -> None:
-        """Secrets, the wheel, a run, and the shipped file with these hosts in it."""
+    def make_secrets(self) -> None:
+        """The token and the key, as docs/cluster.md makes them."""
         for name in (".ray/auth_token", ".airmoe/api_key"):
             path = self.folder / "home" / name
             path.parent.mkdir(parents=True)
             path.write_text(secrets.token_hex(32))
             path.chmod(0o600)
+
+    def prepare(self) -> None:
+        """Secrets, the wheel, a run, and the shipped file with these hosts in it."""
+        self.make_secrets()
         build_wheel(self.folder)
         write_checkpoint(self.folder / "runs/quickstart/checkpoint", served_config())
         self.write_file()
@@ -97,9 +101,9 @@ class Operator:
             timeout=timeout_s,
         )
 
-    def ray(self, *command: object) -> str:
+    def ray(self, *command: object, timeout_s: float = 300) -> str:
         """`ray …`, which must succeed."""
-        done = self.call(BIN / "ray", *command)
+        done = self.call(BIN / "ray", *command, timeout_s=timeout_s)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout
 

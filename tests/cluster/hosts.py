@@ -29,11 +29,13 @@ _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "StrictHostKeyChecking=no"
 
 _INNER = """
 mount --make-rprivate /
-mkdir -p /tmp/ray /tmp/ray_ssh_{user} /run/sshd
+mkdir -p /tmp/ray /tmp/ray_ssh_{user}
 mount -t tmpfs tmpfs /tmp/ray
 mount -t tmpfs tmpfs /tmp/ray_ssh_{user}
 mount -t tmpfs -o size=2g tmpfs /dev/shm
 mount --bind {folder}/passwd /etc/passwd
+{more}
+mkdir -p /run/sshd
 hostname {name}
 ip link set lo up
 until ip link show eth0 >/dev/null 2>&1; do sleep 0.05; done
@@ -41,7 +43,7 @@ ip addr add {address}/24 dev eth0
 ip link set eth0 up
 exec {sshd} -D -e -o Port=22 -o ListenAddress={address} -o HostKey={folder}/hostkey -o PidFile=none \
   -o PermitRootLogin=yes -o PasswordAuthentication=no -o StrictModes=no -o UsePAM=no \
-  -o AuthorizedKeysFile={folder}/home/.ssh/authorized_keys
+  -o AuthorizedKeysFile={keys}
 """
 
 
@@ -73,12 +75,20 @@ def wait_until(condition: Callable[[], bool], within_s: float, what: str) -> flo
 class Host:
     """One machine."""
 
+    user = "root"
+    more = ""  # what else happens when it boots, before it can be reached
+
     def __init__(self, number: int, folder: Path, bridge: str, net: str, key: Path) -> None:
         self.name, self.folder, self.key, self.bridge = f"host{number}", folder, key, bridge
         self.address = f"{net}.{10 + number}"
         self.link = f"{bridge}-{number}"
         self.home = folder / "home"
         self.pid: int | None = None
+
+    @property
+    def keys(self) -> str:
+        """File of the keys that open it."""
+        return f"{self.home}/.ssh/authorized_keys"
 
     def prepare(self) -> None:
         """Its files: keys, and a home of which root's password entry speaks."""
@@ -96,7 +106,15 @@ class Host:
         """Start it, or start it again after a kill."""
         user = hashlib.sha256(getpass.getuser().encode()).hexdigest()[:10]  # as Ray names its folder of ssh sockets
         sshd = shutil.which("sshd", path=_PATH)
-        script = _INNER.format(folder=self.folder, name=self.name, address=self.address, sshd=sshd, user=user)
+        script = _INNER.format(
+            folder=self.folder,
+            name=self.name,
+            address=self.address,
+            sshd=sshd,
+            user=user,
+            keys=self.keys,
+            more=self.more,
+        )
         with (self.folder / "sshd.log").open("a") as log:
             outer = subprocess.Popen(
                 # With the tests' own process, should it be killed, the hosts end too. Ahead of others (nice): Ray gives
@@ -135,7 +153,7 @@ class Host:
         """Run a command as `ray up` does: over ssh."""
         options = [part for option in _SSH_OPTIONS for part in ("-o", option)]
         return subprocess.run(
-            ["ssh", "-q", "-i", str(self.key), *options, f"root@{self.address}", command],
+            ["ssh", "-q", "-i", str(self.key), *options, f"{self.user}@{self.address}", command],
             capture_output=True,
             text=True,
             check=False,
@@ -172,12 +190,16 @@ class Hosts:
     def workers(self) -> list[Host]:
         return self.all[1:]
 
-    def boot(self) -> None:
-        """Wire and machines."""
+    def wire(self) -> None:
+        """The key, and the wire that machines are put on."""
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.key)
         _run("ip", "link", "add", self.bridge, "type", "bridge")
         _run("ip", "addr", "add", f"{self.net}.254/24", "dev", self.bridge)
         _run("ip", "link", "set", self.bridge, "up")
+
+    def boot(self) -> None:
+        """Wire and machines."""
+        self.wire()
         for host in self.all:
             host.prepare()
             host.boot()

@@ -11,13 +11,20 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 BOARDS = ROOT / "dashboards"
+RAY_ROWS = ("Nodes", "GPUs")
 DASHBOARD = BOARDS / "grafana" / "airmoe.json"
 RULES = (BOARDS / "rules" / "airmoe.rules.yml", BOARDS / "rules" / "airmoe.alerts.yml")
 
 
-def panels() -> list[dict[str, Any]]:
-    """Panels that show something: all but row titles."""
-    return [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
+def panels(*, of_ray: bool | None = None) -> list[dict[str, Any]]:
+    """Panels that show something: all but row titles; of Ray's rows, of ours, or of both."""
+    found, row = [], ""
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        if panel["type"] == "row":
+            row = panel["title"]
+        elif of_ray is None or of_ray == (row in RAY_ROWS):
+            found.append(panel)
+    return found
 
 
 def rules() -> list[dict[str, str]]:
@@ -31,11 +38,14 @@ def ask(prometheus_url: str, query: str) -> list[float]:
     return [value for series in result if not isnan(value := float(series["value"][1]))]
 
 
-def unanswered_queries(prometheus_url: str) -> list[str]:
+def chosen(query: str, *, instance: str = ".*") -> str:
+    """A panel's query as Grafana sends it, with everything or one instance chosen at the top."""
+    for variable, value in {"$__rate_interval": "15s", "$job": ".*", "$instance": instance, "$session": ".*"}.items():
+        query = query.replace(variable, value)
+    return query
+
+
+def unanswered_queries(prometheus_url: str, *, of_ray: bool) -> list[str]:
     """Panel queries for which Prometheus has no number at all, each with its panel's title."""
-    queries = [(panel["title"], target["expr"]) for panel in panels() for target in panel["targets"]]
-    return [
-        f"{title}: {query}"
-        for title, query in queries
-        if not ask(prometheus_url, query.replace("$__rate_interval", "15s"))
-    ]
+    queries = [(panel["title"], target["expr"]) for panel in panels(of_ray=of_ray) for target in panel["targets"]]
+    return [f"{title}: {query}" for title, query in queries if not ask(prometheus_url, chosen(query))]

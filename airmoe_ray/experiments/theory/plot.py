@@ -3,32 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
-from airmoe_ray.errors import UserError
+from airmoe_ray.experiments.plotting import COLOURS, DASHES, picture
 from airmoe_ray.experiments.theory.panels import Curve, Panel
-
-# Okabe and Ito's colours, told apart by colour-blind eyes; yellow is left out, as white paper swallows it
-_COLOURS = ("#000000", "#0072B2", "#009E73", "#E69F00", "#D55E00", "#CC79A7", "#56B4E9")
-_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))
-_STYLE: Any = {
-    "font.family": "serif",
-    "mathtext.fontset": "stix",
-    "font.size": 8,
-    "axes.titlesize": 9,
-    "axes.labelsize": 9,
-    "legend.fontsize": 6.5,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "axes.linewidth": 0.6,
-    "lines.linewidth": 1.3,
-    "grid.linewidth": 0.3,
-    "grid.color": "#cccccc",
-    "legend.framealpha": 1.0,
-    "legend.edgecolor": "#cccccc",
-}
-
 
 # where each panel has room
 _LEGENDS = {
@@ -41,33 +17,11 @@ _LEGENDS = {
 }
 
 
-def require_matplotlib() -> None:
-    """Say what is missing before any work is done."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UserError(
-            "the picture needs matplotlib, which is not installed; pip install 'airmoe-ray[experiments]'"
-        ) from None
-
-
 def draw(panels: list[Panel], path: Path) -> None:
-    """Write the picture as PNG; no display is needed, and nothing global is changed."""
-    require_matplotlib()
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(10.2, 6.0), layout="constrained", dpi=160)
-        canvas: Any = FigureCanvasAgg(figure)
+    """Write the picture as PNG."""
+    with picture(path, width=10.2, height=6.0) as figure:
         for axes, panel in zip(figure.subplots(2, 3).flat, panels, strict=True):
             _draw_panel(axes, panel)
-        layout: Any = figure.get_layout_engine()
-        layout.set(w_pad=0.08, h_pad=0.08)
-        canvas.draw()
-        # a line drawing has few colours: a palette makes the file a quarter as large
-        Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]).quantize(128).save(path, format="PNG", optimize=True)
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
@@ -99,13 +53,13 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
 
 
 def _draw_curve(axes: Any, panel: Panel, curve: Curve, number: int) -> None:
-    colour, dash = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
+    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
     heights = [float("nan") if y is None else y for y in curve.y]
     if curve.kind == "measured":
-        axes.plot(curve.x, heights, "o", markersize=4, color=_COLOURS[4], label=curve.label)
+        axes.plot(curve.x, heights, "o", markersize=4, color=COLOURS[4], label=curve.label)
         return
     if curve.kind == "own bound":
-        axes.plot(curve.x, heights, "-", marker="s", markersize=3, color=_COLOURS[5], label=curve.label)
+        axes.plot(curve.x, heights, "-", marker="s", markersize=3, color=COLOURS[5], label=curve.label)
         return
     axes.plot(curve.x, heights, linestyle=dash, color=colour, label=curve.label)
     if curve.asymptote is not None:

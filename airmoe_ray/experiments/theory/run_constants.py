@@ -166,6 +166,6 @@ def _inputs(segmenter: Segmenter, sample: Sample) -> tuple[Tensor, Tensor, tuple
     size, multiple = segmenter.config.data.image_size, segmenter.backbone.pad_multiple
     padded, label = (pad_to_multiple(fit(pixels, size), multiple)[0] for pixels in (sample.image, sample.label))
     device = segmenter.backbone.mean.device
-    maps = segmenter.backbone.maps(to_tensor([padded]).to(device), fine=segmenter.model.refiner is not None)
+    maps = segmenter.backbone.maps(to_tensor([padded], device), fine=segmenter.model.refiner is not None)
     fine = tuple(map_BDyx.double() for map_BDyx in maps.fine)
     return maps.features_BDhw.double(), torch.from_numpy(label)[None].to(device), fine

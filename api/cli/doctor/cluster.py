@@ -4,24 +4,30 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
+from airmoe_ray.storage.bucket import is_url
+from api.cli.doctor import image
 from api.cli.doctor.cluster_file import TOKEN, ClusterFile, check_schema, examples_left, read_documents
 from api.cli.doctor.machines import check_machines
 from api.cli.doctor.placement import fully_grown
 from api.cli.doctor.results import CheckResult, run_check
+from api.cli.doctor.storage import writable_from_here
 
 
-def check_cluster(path: Path, config: str | None, overrides: Sequence[str]) -> list[CheckResult]:
+def check_cluster(
+    path: Path, config: str | None, overrides: Sequence[str], *, storage: str | None = None
+) -> list[CheckResult]:
     """Results of all checks; those that make no sense because another one failed are left out."""
     try:
         documents = read_documents(path)
         if "apiVersion" in documents[0]:
-            from api.cli.doctor.manifest import check_manifest
+            from api.cli.doctor.kubernetes.manifest import check_manifest
 
-            return check_manifest(path, documents)
+            return [*check_manifest(path, documents), *_check_storage(storage)]
         file = check_schema(path, documents[0])
     except UserError as error:
         return [CheckResult("file", False, str(error))]
@@ -40,11 +46,12 @@ def check_cluster(path: Path, config: str | None, overrides: Sequence[str]) -> l
         run_check("token", lambda: _token(file)),
         run_check("sent files", lambda: _sent(file)),
         run_check("run", run),
+        *_check_storage(storage),
     ]
     if not addresses.ok:
         return results  # there are no machines at the example's addresses
     if file.provider == "local":
-        return results + check_machines(file, settings, with_dataset=config is not None)
+        return results + check_machines(file, settings, with_dataset=config is not None, storage=storage)
     return results + _check_provider(file, settings)
 
 
@@ -126,6 +133,7 @@ def _check_provider(file: ClusterFile, settings: Config | None) -> list[CheckRes
     results = []
     if file.provider == "aws":
         results.append(run_check("credentials", _aws))
+    results += _check_images(file)
     if settings is not None:
         results.append(run_check("placement", lambda: fully_grown(file, settings)))
     results.append(
@@ -134,6 +142,36 @@ def _check_provider(file: ClusterFile, settings: Config | None) -> list[CheckRes
         )
     )
     return results
+
+
+def _check_images(file: ClusterFile) -> list[CheckResult]:
+    """Images of the `docker` block: at their registry, and, where they are here too, fit for what is mounted there."""
+    docker = file.tree.get("docker") or {}
+    head, worker = (docker.get(key) or docker.get("image") for key in ("head_image", "worker_image"))
+    names = [name for name in dict.fromkeys((head, worker)) if name]
+    if not names:
+        return []
+    folders = sorted({there.rpartition("/")[0] for there in file.mounts})
+    results, seen = [run_check("images", lambda: image.pullable(names))], []
+
+    def look(name: str) -> str:
+        found = image.look_into(name, folders)
+        if found is None:
+            return f"{name} is not here, so that nothing can look into it: pull it to have it checked"
+        seen.append(found)
+        return image.check(found, is_aws_head=file.provider == "aws" and name == head)
+
+    results += [run_check(f"image {name.rpartition(':')[2]}", partial(look, name)) for name in names]
+    if len(seen) > 1:
+        results.append(run_check("images' Python", lambda: image.agree(seen)))
+    return results
+
+
+def _check_storage(storage: str | None) -> list[CheckResult]:
+    """A URL for runs, tried from here; a folder is looked at where the hosts are."""
+    if storage is None or not is_url(storage):
+        return []
+    return [run_check("storage", lambda: writable_from_here(storage))]
 
 
 def _aws() -> str:

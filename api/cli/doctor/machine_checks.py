@@ -2,8 +2,8 @@
 
 import hashlib
 import importlib.metadata
-import os
 import sys
+from collections.abc import Sequence
 
 from airmoe_ray.errors import UserError
 from api.cli.doctor.cluster_file import TOKEN, ClusterFile
@@ -13,6 +13,8 @@ _RAY_PORT = 6379
 _STORE_KB = 1_000_000  # what the shipped files give Ray's object store
 _DISK_KB = 8_000_000  # an environment with torch
 _CLOCK_S = 60
+# by CUDA's major version: the oldest driver for Linux that runs programs built for any of its minor versions
+_OLDEST_DRIVER = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
 
 
 def hardware(machine: Machine) -> str:
@@ -54,12 +56,65 @@ def versions(machine: Machine, bin: str | None) -> str:
             raise UserError(
                 f"{name} {there} there, {here} here; `make wheel` and `ray up` again, or install {name}=={here}"
             )
-    python = machine.facts["python"]
-    if python != f"{sys.version_info[0]}.{sys.version_info[1]}":
+    python, ours_too = machine.facts["python"], ".".join(map(str, sys.version_info[:3]))
+    if python.split(".")[:2] != ours_too.split(".")[:2]:
+        raise UserError(f"Python {python} there, {ours_too} here; Ray wants the same everywhere")
+    # of the same minor version, nodes must agree with each other and this machine need not: it is no node
+    remark = "" if python == ours_too else f" ({ours_too} here, which could not join as a node)"
+    return f"Python {python}{remark}, Ray {machine.facts['ray']}, torch {machine.facts['torch']}"
+
+
+def agree(machines: Sequence[Machine]) -> str:
+    """Ray and Python of all machines, to the patch level: a node that differs is not let in."""
+    found = {}
+    for name, fallback in (("Python", "system_python"), ("Ray", None)):
+        by_version: dict[str, list[str]] = {}
+        for machine in machines:
+            version = machine.facts.get(name.lower()) or (machine.facts.get(fallback) if fallback else None)
+            if version:
+                by_version.setdefault(version, []).append(machine.address)
+        if len(by_version) > 1:
+            each = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in sorted(by_version.items()))
+            raise UserError(
+                f"{name} {each}: Ray lets a node join only if it is the same to the patch level; install one version "
+                "on all of them"
+            )
+        found[name] = next(iter(by_version), None)
+    return ", ".join(f"{name} {version}" for name, version in found.items() if version) + " on all hosts"
+
+
+def driver(machine: Machine) -> str:
+    """NVIDIA's driver: there where a card is, and new enough for the CUDA that torch was built with."""
+    version, cuda = machine.facts.get("driver", ""), machine.facts.get("cuda", "")
+    if not version:
+        if machine.number("cards"):
+            raise UserError(
+                f"{machine.number('cards'):g} NVIDIA cards and no nvidia-smi: the driver is missing, Ray would count 0 "
+                "GPUs; install it there"
+            )
+        return "no NVIDIA card"
+    oldest = _OLDEST_DRIVER.get(cuda.partition(".")[0])
+    if machine.number("gpus") and "torch" in machine.facts and not cuda:
         raise UserError(
-            f"Python {python} there, {sys.version_info[0]}.{sys.version_info[1]} here; Ray wants the same everywhere"
+            f"driver {version}, but torch {machine.facts['torch']} there is a CPU build; install the CUDA build"
         )
-    return f"Python {python}, Ray {machine.facts['ray']}, torch {machine.facts['torch']}"
+    if oldest and _numbers(version) < _numbers(oldest):
+        raise UserError(
+            f"driver {version} is too old for torch's CUDA {cuda}, which needs {oldest} or newer; update it there"
+        )
+    return f"driver {version}" + (f", CUDA {cuda}" if cuda else "")
+
+
+def pulls(machine: Machine) -> str:
+    """Images that containers are made of."""
+    for image, reason in machine.images.items():
+        if reason:
+            raise UserError(f"{image} cannot be pulled there: {reason}; push it, or `docker login` there")
+    return ", ".join(machine.images)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
 
 
 def same_token(machine: Machine, file: ClusterFile) -> str:
@@ -104,11 +159,3 @@ def ports(machine: Machine, file: ClusterFile) -> str:
     if taken:
         return f"{' and '.join(map(str, taken))} held by a running cluster of ours, which `ray up` starts again"
     return f"{_RAY_PORT} and {file.served.port} are free"
-
-
-def folders(machine: Machine, wanted: dict[str, str]) -> str:
-    """Folders that must be there; `wanted` says why of each."""
-    for folder, why in wanted.items():
-        if folder not in machine.folders and os.path.expanduser(folder) not in machine.folders:
-            raise UserError(f"{folder}: no such folder there ({why})")
-    return ", ".join(wanted)

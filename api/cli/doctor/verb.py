@@ -14,9 +14,11 @@ from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config
 from airmoe_ray.errors import UserError
 from airmoe_ray.radio.ledger import check_budget
+from airmoe_ray.storage.bucket import is_url
 from api.cli.common import DEFAULT_PORT, ConfigOption, JsonOption, SetOption
 from api.cli.doctor.placement import fit
 from api.cli.doctor.results import print_results, run_check
+from api.cli.doctor.storage import writable_from_here
 
 
 def doctor(
@@ -25,17 +27,21 @@ def doctor(
     cluster: Annotated[
         Path | None, typer.Option(help="Check this file for `ray up`, or for KubeRay, and the hosts it names instead.")
     ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="Folder or URL (s3://bucket/runs) for runs: tried from here, and from every host."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check Python, torch, Ray, GPUs, the backbone, the dataset, disk and port; exit code 1 if one needs attention.
 
-    With --cluster: the cluster file, ssh, versions, GPUs, token, ports and folders of every host. Settings are those of
-    the run which the file serves; with --config, its dataset must be on every host too.
+    With --cluster: the cluster file, its images, ssh, versions, drivers, token, ports and folders of every host.
+    Settings are those of the run which the file serves; with --config, its dataset must be on every host too.
     """
     if cluster is not None:
         from api.cli.doctor.cluster import check_cluster
 
-        print_results(check_cluster(cluster, config, overrides), as_json=as_json)
+        print_results(check_cluster(cluster, config, overrides, storage=storage), as_json=as_json)
         return
     settings = load_config(config, overrides)
     checks: dict[str, Callable[[], str]] = {
@@ -49,6 +55,8 @@ def doctor(
         "cache folder": lambda: _cache(settings),
         "port": lambda: _port(settings),
     }
+    if storage is not None:
+        checks["storage"] = lambda: _storage(storage)
     print_results([run_check(name, check) for name, check in checks.items()], as_json=as_json)
 
 
@@ -115,8 +123,16 @@ def _budget(config: Config) -> str:
 
 
 def _cache(config: Config) -> str:
-    folder = Path(config.data.cache_dir).expanduser()
+    return _room(config.data.cache_dir, "set data.cache_dir to a folder of yours")
+
+
+def _storage(place: str) -> str:
+    return writable_from_here(place) if is_url(place) else _room(place, "choose a folder of yours")
+
+
+def _room(place: str, advice: str) -> str:
+    folder = Path(place).expanduser()
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not os.access(existing, os.W_OK):
-        raise UserError(f"{existing}: not writable; set data.cache_dir to a folder of yours")
+        raise UserError(f"{existing}: not writable; {advice}")
     return f"{folder}: {shutil.disk_usage(existing).free / 1e9:.0f} GB free"

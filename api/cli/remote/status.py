@@ -33,6 +33,9 @@ def print_experts(experts: list[dict[str, Any]]) -> None:
         versions, restarts, replicas = (_range(e[key] for e in row) for key in ("version", "restarts", "replicas"))
         table.add_row(name, first["state"], str(first["node"]), gpus, versions, load, restarts, replicas)
     stdout.print(table)
+    processes = {e["pid"] for e in experts} - {None}
+    if len(processes) < len(experts):
+        stdout.print(f"{len(experts)} experts in {len(processes)} actors", highlight=False)
     if known := [f"{e['id']} {e['knows']}" for e in experts[:_MOST_ROWS] if e.get("knows")]:
         # below, not beside: with words in it the table would not fit 80 columns
         stdout.print(f"What they know: {', '.join(known)}", highlight=False, markup=False)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from airmoe_ray.config import ServeConfig
 from airmoe_ray.data.base import UInt8Array
-from airmoe_ray.inference.decode import decode
+from airmoe_ray.inference.decode import Picture, decode
 from api.http.errors import ApiError
 from api.http.schemas import Parameters
 
@@ -59,8 +59,8 @@ class TensorRequest:
             first = error.errors()[0]
             raise ApiError(422, f"parameters.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
-    def pixels(self, limits: ServeConfig) -> UInt8Array:
-        """The one input as RGB pixels (H, W, 3)."""
+    def picture(self, limits: ServeConfig, long_side: int | None) -> Picture:
+        """The one input, to be scaled down to `long_side`, as `decode` gives it."""
         tensor = self._image()
         shape, datatype = tensor.get("shape"), tensor.get("datatype")
         if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
@@ -68,10 +68,12 @@ class TensorRequest:
         size = _object(tensor.get("parameters")).get("binary_data_size")
         raw = self.binary[:size] if type(size) is int else None
         if datatype == "BYTES":
-            return _decoded(raw, tensor.get("data"), shape, limits)
+            file = _file(raw, tensor.get("data"), shape, limits)
+            return decode(file, max_pixels=limits.max_pixels, long_side=long_side)
         if datatype != "UINT8":
             raise ApiError(400, f"inputs.image.datatype: {str(datatype)[:20]!r}; expected UINT8 or BYTES")
-        return _array(raw, tensor.get("data"), shape, limits)
+        rgb = _array(raw, tensor.get("data"), shape, limits)
+        return Picture(rgb, "UINT8", (rgb.shape[0], rgb.shape[1]))
 
     def _image(self) -> dict[str, Any]:
         inputs = self.content.get("inputs")
@@ -109,8 +111,8 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _decoded(raw: bytes | None, data: Any, shape: list[int], limits: ServeConfig) -> UInt8Array:
-    """Pixels of an image file: length-prefixed in bytes, base64 in JSON."""
+def _file(raw: bytes | None, data: Any, shape: list[int], limits: ServeConfig) -> bytes:
+    """An image file: length-prefixed in bytes, base64 in JSON."""
     if math.prod(shape) != 1:
         raise ApiError(400, f"inputs.image.shape: {shape[:8]}; expected [1], one image file")
     if raw is None:
@@ -124,7 +126,7 @@ def _decoded(raw: bytes | None, data: Any, shape: list[int], limits: ServeConfig
         file = raw[4:]
     if len(file) > limits.max_bytes:
         raise ApiError(413, f"the image has {len(file)} bytes, the limit is {limits.max_bytes}")
-    return decode(file, max_pixels=limits.max_pixels).rgb
+    return file
 
 
 def _array(raw: bytes | None, data: Any, shape: list[int], limits: ServeConfig) -> UInt8Array:

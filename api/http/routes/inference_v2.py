@@ -16,7 +16,7 @@ from airmoe_ray.inference.masks import Prepared
 from api.http.codec.body import limited
 from api.http.codec.response import channel_facts, class_mask
 from api.http.codec.tensors import HEADER_LENGTH, TensorRequest
-from api.http.deps import RequestId, ServiceDep, readiness_response
+from api.http.deps import RequestId, ServiceDep, check_alive, readiness_response
 from api.http.routes.segment import ERRORS
 from api.http.schemas import Error
 from api.http.service import Service
@@ -61,9 +61,10 @@ async def server() -> dict[str, Any]:
     return {"name": "airmoe", "version": __version__, "extensions": ["binary_tensor_data"]}
 
 
-@router.get("/health/live")
-async def live() -> dict[str, bool]:
-    """The process answers."""
+@router.get("/health/live", responses={503: {"model": Error}})
+async def live(service: ServiceDep) -> dict[str, bool]:
+    """The process answers, and none of its loops has died."""
+    check_alive(service)
     return {"live": True}
 
 
@@ -100,16 +101,17 @@ async def infer(request: Request, service: ServiceDep, request_id: RequestId) ->
         body = b"".join([chunk async for chunk in limited(request, _JSON_EXPANSION * limit, limit)])
         arrived = time.perf_counter()
         # JSON of megapixels takes seconds to read and to write: not on the event loop
-        given = await service.on_thread(TensorRequest.read, body, request.headers.get(HEADER_LENGTH))
+        given = await service.reading(TensorRequest.read, body, request.headers.get(HEADER_LENGTH))
         parameters = given.parameters()
         settings = service.settings(parameters)
-        image = await service.on_thread(_prepare, service, given)
+        image = await service.reading(_prepare, service, given)
+        image = image.at_model_size() if parameters.size == "model" else image
         result = await service.segment(image, settings, parameters.seed, arrived=arrived, ends_at=ends_at)
-        return await service.on_thread(_respond, given, result, image, request_id)
+        return await service.writing(_respond, given, result, image, request_id)
 
 
 def _prepare(service: Service, given: TensorRequest) -> Prepared:
-    return service.prepare(given.pixels(service.config.serve))
+    return service.prepare(given.picture(service.config.serve, service.long_side))
 
 
 def _respond(given: TensorRequest, result: ImageResult, image: Prepared, request_id: str) -> Response:

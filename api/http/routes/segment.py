@@ -120,18 +120,21 @@ class _Order:
     async def respond(self, data: bytes, request_id: str) -> Response:
         """Segment an image file, and make the response of it."""
         service, parameters, wanted = self.service, self.parameters, self.wanted
-        keep_rgb = wanted == "image/png" and parameters.view == "overlay"
-        image, rgb = await service.on_thread(service.decode, data, keep_rgb)
+        overlay = wanted == "image/png" and parameters.view == "overlay"
+        image, rgb = await service.reading(service.decode, data, overlay and parameters.size == "image")
+        if parameters.size == "model":
+            image = image.at_model_size()
+            rgb = image.fitted if overlay else None
         result = await service.segment(
             image, self.settings, parameters.seed, arrived=self.arrived, ends_at=self.ends_at
         )
         if wanted == "application/json":
-            return await service.on_thread(_json, service, result, image, parameters, request_id, self.arrived)
+            return await service.writing(_json, service, result, image, parameters, request_id, self.arrived)
         if wanted == "image/png":
             content = partial(response.png, result, image, service.classes, view=parameters.view, rgb=rgb)
         else:
             content = partial(response.npy, result, image)
-        return await service.on_thread(_binary, service, result, wanted, content)
+        return await service.writing(_binary, service, result, wanted, content)
 
     async def one_of_several(self, data: bytes, number: int, request_id: str) -> bytes:
         """JSON of one file of a list, or of its error; each takes a place, the first one that of the request."""

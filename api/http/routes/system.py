@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 
 from airmoe_ray.config import SECRETS
 from airmoe_ray.errors import CheckpointError
-from api.http.deps import ServiceDep, readiness_response
+from api.http.deps import ServiceDep, check_alive, readiness_response
 from api.http.errors import ApiError
 from api.http.schemas import Error, ScaleRequest
 
@@ -20,9 +20,10 @@ _PRIVATE = SECRETS | {  # and paths of the machine
 }
 
 
-@router.get("/livez")
-async def livez() -> dict[str, str]:
-    """The process answers."""
+@router.get("/livez", responses={503: {"model": Error}})
+async def livez(service: ServiceDep) -> dict[str, str]:
+    """The process answers, and none of its loops has died."""
+    check_alive(service)
     return {"status": "alive"}
 
 

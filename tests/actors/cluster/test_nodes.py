@@ -13,10 +13,15 @@ import pytest
 import ray
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
+from safetensors.torch import save_file
 
 from actors.cluster.connection import _read_environment
 from actors.errors import ClusterError
 from actors.serving.results import ImageResult
+from actors.training.progress_relay import RelayCalls
+from airmoe_ray.config import BackboneConfig
+from airmoe_ray.features.backbone import load_backbone
+from airmoe_ray.runtime.device import LOGICAL_GPUS
 from tests.api.support import Server, samples
 
 QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 3}
@@ -30,10 +35,11 @@ def nodes() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", "t" * 32)
+        patch.setenv(LOGICAL_GPUS, "1")  # the GPUs that one of them has do not exist
         _read_environment(loopback=True)
         three = Cluster(initialize_head=True, head_node_args={**SMALL, "_system_config": QUICK})
         for site in ("site_b", "site_c"):
-            three.add_node(wait=False, resources={site: 1}, **SMALL)
+            three.add_node(wait=False, resources={site: 1}, labels={"tier": site}, **SMALL)
         ray.init(address=three.address, log_to_driver=False, logging_level="ERROR")
         three.wait_for_nodes()
         yield three
@@ -110,6 +116,61 @@ def test_a_cluster_that_is_too_small_is_waited_for_until_it_has_grown(
         system.remove_host(host)
     system.stop()
     nodes.remove_node(new)
+
+
+def cloud() -> dict[str, Any]:
+    """What Ray knows of the cloud's actor that is alive."""
+    table: dict[str, Any] = actors()  # type: ignore[no-untyped-call]
+    (found,) = [a for a in table.values() if a["ActorClassName"] == "Cloud" and a["State"] == "ALIVE"]
+    return found
+
+
+@ray.remote(num_cpus=0, label_selector={"tier": "site_c"})
+def sees_there(path: str) -> bool:
+    return Path(path).exists()
+
+
+def test_roles_live_on_nodes_with_their_labels_and_the_cloud_gets_weights_that_its_node_has_not(
+    nodes: Cluster, serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the folder of the command; nodes were started elsewhere
+    weights = "own.safetensors"
+    body = load_backbone(BackboneConfig(), random_init_seed=7).body
+    save_file(body.get_submodule("vit").state_dict(), weights)
+    assert not ray.get(sees_there.remote(weights))
+    labels = {"expert": {"tier": "site_b"}, "cloud": {"tier": "site_c"}}
+    with serve(tmp_path, backbone={"weights": weights}, cluster={"labels": labels}) as service:
+        service.run(service.supervisor.scale(3))
+        service.run(service.supervisor.scale(4))  # one that joins later has to live there as well
+        service.wait(service.all_up)
+        assert {home(service, client) for client in range(4)} == {offering("site_b")}
+        first = cloud()
+        assert first["Address"]["NodeID"] == offering("site_c")
+        assert service.agrees(service.segment(5), service.expected(5))
+        os.kill(first["Pid"], signal.SIGKILL)
+        assert service.agrees(service.segment(6), service.expected(6))  # a cloud that is started again has them, too
+        assert cloud()["Pid"] != first["Pid"]
+
+
+def test_a_label_that_no_node_has_is_told_at_once_in_one_line(
+    nodes: Cluster, make_system: Callable[..., Any], tmp_path: Path
+) -> None:
+    system = make_system(tmp_path, cluster={"labels": {"expert": {"tier": "sea"}}})
+    begun = time.monotonic()
+    with pytest.raises(ClusterError, match=r"^the expert asks for a node with tier=sea .*, which none has;") as caught:
+        system.start()
+    assert time.monotonic() - begun < 5
+    assert "tier=site_b, tier=site_c; start one with" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_relay_of_a_training_lives_where_the_command_was_given(nodes: Cluster) -> None:
+    relays = [RelayCalls.start() for _ in range(4)]
+    for relay in relays:
+        relay.take().get(timeout_s=60)
+    table: dict[str, Any] = actors()  # type: ignore[no-untyped-call]
+    homes = {a["Address"]["NodeID"] for a in table.values() if a["ActorClassName"] == "ProgressRelay"}
+    assert homes == {ray.get_runtime_context().get_node_id()}
 
 
 def test_a_front_end_killed_and_started_again_serves_and_leaves_nothing_of_the_first(

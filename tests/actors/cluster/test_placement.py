@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.cluster.placement import Node, Plan, plan, plan_hosts, shortage, wanted_plan
+from actors.cluster.placement import Node, Plan, no_room, plan, plan_hosts, shortage, wanted_plan
 from actors.errors import ClusterError
 from airmoe_ray.config import ClusterConfig
 
@@ -37,8 +37,9 @@ def fit(shares: list[float], gpus: int) -> bool:
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_auto_shares_put_all_experts_and_the_cloud_on_the_gpus(experts: int, gpus: int) -> None:
     found = planned(experts, gpus)
-    assert found.gpus_per_expert == found.gpus_per_cloud > 0
-    assert fit([found.gpus_per_expert] * (experts + 1), gpus)
+    assert found.gpus_per_cloud == (0.5 if gpus == 1 else 1)
+    assert found.gpus_per_expert > 0
+    assert fit([found.gpus_per_expert] * experts + [found.gpus_per_cloud], gpus)
 
 
 @settings(deadline=None)
@@ -55,9 +56,11 @@ def test_a_share_is_granted_exactly_when_the_gpus_hold_it(experts: int, gpus: in
         assert found.gpus_per_expert == (math.ceil(share) if share > 1 else share)  # Ray: whole ones above 1
 
 
-def test_four_gpus_and_ten_experts_give_a_third_each() -> None:
+def test_of_four_gpus_the_cloud_has_one_and_ten_experts_share_the_others() -> None:
     found = planned(10, 4)
-    assert (found.gpus_per_expert, found.gpus_per_cloud) == (0.3333, 0.3333)
+    assert (found.gpus_per_expert, found.gpus_per_cloud) == (0.25, 1)
+    assert planned(10, 4, gpus_per_cloud=0).gpus_per_expert == 0.3333
+    assert planned(10, 4, gpus_per_cloud=0.25).gpus_per_cloud == 0.25
 
 
 def test_the_clouds_share_yields_to_the_experts_unless_it_was_asked_for() -> None:
@@ -120,7 +123,7 @@ def test_whole_gpus_on_too_small_nodes_are_refused_with_what_each_node_has() -> 
 @settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 25), st.dictionaries(st.integers(0, 59), st.sampled_from("ab"), max_size=20))
 def test_hosts_hold_every_client_once_in_order_and_never_mix_pins(count: int, size: int, pin: dict[int, str]) -> None:
-    found = plan_hosts(ClusterConfig(experts_per_actor=size, pin=pin), range(count))
+    found = plan_hosts(ClusterConfig(pin=pin), range(count), size=size)
     assert sorted(client for host in found for client in host.clients) == list(range(count))
     assert all(list(host.clients) == sorted(host.clients) and len(host.clients) <= size for host in found)
     assert all(pin.get(client) == host.pin for host in found for client in host.clients)
@@ -132,6 +135,50 @@ def test_a_host_of_several_clients_takes_the_share_of_one_actor() -> None:
     assert planned(1000, 4, experts_per_actor=250, gpus_per_expert=1, gpus_per_cloud=0).gpus_per_expert == 1
     with pytest.raises(ClusterError, match=r"^1000 experts in 4 actors x 1 GPU need 4 GPUs, the cluster has 3"):
         planned(1000, 3, experts_per_actor=250, gpus_per_expert=1)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.lists(st.integers(1, 16), min_size=1, max_size=4))
+def test_packed_by_itself_every_core_has_an_actor_and_no_actor_more_than_its_part(
+    experts: int, cpus: list[int]
+) -> None:
+    found = planned_on(experts, [Node(count, 0) for count in cpus], experts_per_actor="auto")
+    assert len(found.hosts) <= sum(cpus)
+    assert found.experts_per_actor == max(len(host.clients) for host in found.hosts) == math.ceil(experts / sum(cpus))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(1, 9), st.sampled_from(["auto", 0.25, 0.5, 1.0]), st.sampled_from([0, 0.5, 1]))
+def test_packed_by_itself_actors_have_the_gpus_that_the_cloud_leaves(
+    experts: int, gpus: int, share: float | str, cloud: float
+) -> None:
+    wanted = ClusterConfig.model_validate(
+        {"experts_per_actor": "auto", "gpus_per_expert": share, "gpus_per_cloud": cloud}
+    )
+    node = Node(64, gpus)
+    found = wanted_plan(wanted, experts, [node])
+    each = 1 - cloud if gpus == 1 else 1.0  # where a GPU is for experts
+    held = sum(
+        fit([each if share == "auto" else share] * count + [cloud] * (cloud > 0), gpus)
+        for count in range(1, experts + 1)
+    )
+    if share == "auto" and each == 0:  # the cloud has the only GPU, and experts the cores
+        assert (found.gpus_per_expert, found.experts_per_actor) == (0, 1)
+    elif held == 0:
+        assert shortage(found, [node]) is not None
+    else:
+        assert found.experts_per_actor == math.ceil(experts / held)
+        assert shortage(found, [node]) is None
+        assert found.gpus_per_expert == (each if share == "auto" else share)
+
+
+def test_one_client_to_an_actor_is_the_default_and_ten_on_two_cores_are_packed_by_fives() -> None:
+    assert planned(10, 0, 2).experts_per_actor == 1
+    found = planned(10, 0, 2, experts_per_actor="auto")
+    assert [len(host.clients) for host in found.hosts] == [5, 5]
+    assert found.packing == "10 experts in 2 actors, at most 5 in each"
+    assert wanted_plan(ClusterConfig(experts_per_actor="auto"), 10, [], grows=True).experts_per_actor == 1
+    assert len(planned(10, 4, experts_per_actor="auto").hosts) == 3  # the cloud has one GPU of the four
 
 
 SITES = [Node(64, 2), Node(2, 1, frozenset({"site_b"})), Node(2, 0, frozenset({"site_c"}))]
@@ -150,7 +197,7 @@ def test_shares_must_fit_where_their_clients_are_pinned() -> None:
         ClusterError, match=r"^3 experts x 0\.5 GPU need 2 GPUs on nodes that offer site_b, which have 1"
     ):
         planned_on(3, SITES, pin=pinned, gpus_per_expert=0.5)
-    assert planned_on(3, SITES, pin=pinned).gpus_per_expert == 0.25  # auto divides what is there: 3 and the cloud
+    assert planned_on(3, SITES, pin=pinned).gpus_per_expert == 0.3333  # auto divides what is there
     assert planned_on(2, SITES, pin={0: "site_c"}).gpus_per_expert == 0
 
 
@@ -175,3 +222,38 @@ def test_a_plan_for_nodes_that_have_yet_to_come_can_be_stated() -> None:
     assert found.cpus > 0
     assert shortage(found, [Node(0, 0)]) is not None
     assert shortage(found, [Node(0, 0), Node(8, 4)]) is None
+
+
+LABELLED = [Node(8, 0, labels={"market": "on-demand"}), Node(8, 4, labels={"market": "spot", "zone": "a"})]
+
+
+def test_roles_ask_for_labels_and_one_that_nobody_has_is_refused_with_what_there_is() -> None:
+    labels = {"cloud": {"market": "on-demand"}, "channel": {"market": "!spot"}, "expert": {"zone": "in(a, b)"}}
+    found = planned_on(8, LABELLED, labels=labels, gpus_per_expert=0.5, gpus_per_cloud=0)
+    assert found.labels == labels
+    with pytest.raises(ClusterError, match=r"the expert asks for a node with zone=c .* nodes have market=on-demand, m"):
+        planned_on(8, LABELLED, labels={"expert": {"zone": "c"}})
+    with pytest.raises(ClusterError, match="the cloud needs 1 GPU on a node with its labels"):
+        planned_on(8, LABELLED, labels=labels, gpus_per_expert=0.25, gpus_per_cloud=1)
+
+
+@pytest.mark.parametrize(
+    ("selector", "has"),
+    [("spot", True), ("!spot", False), ("in(spot, x)", True), ("!in(spot, x)", False), ("x", False), ("!x", True)],
+)
+def test_selectors_mean_what_rays_do(selector: str, has: bool) -> None:
+    assert Node(1, 0, labels={"market": "spot"}).has({"market": selector}) is has
+    assert Node(1, 0).has({"market": selector}) is selector.startswith("!")
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.sampled_from([0.1, 0.25, 0.3333, 0.5, 1.0]), st.integers(0, 12), st.integers(1, 40))
+def test_hosts_that_join_are_refused_exactly_when_the_gpus_are_full(
+    gpus: int, share: float, there: int, added: int
+) -> None:
+    room = gpus * math.floor(1 / share + 1e-9)
+    there = min(there, room)
+    node = Node(64, gpus, free_cpus=64, free_gpus=gpus - there * share)
+    plan_ = Plan((), share, 0.0, cpus=0.1)
+    hosts = plan_hosts(ClusterConfig(), range(added), size=1)
+    assert (no_room(plan_, hosts, [node]) is None) == (there + added <= room)

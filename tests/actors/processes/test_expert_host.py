@@ -10,9 +10,9 @@ from torch import Tensor
 
 from actors.errors import InvalidOutputError
 from actors.processes.expert_host import ExpertHost
-from actors.rounds.messages import Forward, HostSpec, Read, Transmit
+from actors.rounds.messages import Forward, HostSpec, Read, Renew, Transmit
 from airmoe_ray.model.moe import AirMoE
-from airmoe_ray.radio.channel import draw_gamma
+from airmoe_ray.radio.channel import draw_gamma, in_deep_fade
 from airmoe_ray.storage.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 
 CLIENTS = 12
@@ -38,12 +38,13 @@ def test_clients_that_share_a_host_send_what_they_would_send_alone(
     shared = make_host(*range(CLIENTS))
     query = np.random.default_rng(0).dirichlet(np.ones(8), 3).astype(np.float32)
     features, samples = make_features(3).float().numpy(), np.arange(3)
-    gamma = draw_gamma(range(3), CLIENTS, config=shared.config.channel, seed=0).numpy()
-    read = Read("r", query, shared.config.channel)
-    together = shared.read(read, gamma)
+    read = Read("r", (0, 1, 2), query, shared.config.channel)
+    together = shared.read(read)
+    gamma = draw_gamma(range(3), CLIENTS, config=shared.config.channel, seed=shared.config.seed)
+    assert np.array_equal(together.faded_Bn, in_deep_fade(gamma, shared.config.channel).numpy())
     for client in range(CLIENTS):
         alone, own = make_host(client), np.full(3, client)
-        said = alone.read(read, gamma[:, [client]])
+        said = alone.read(read)
         np.testing.assert_allclose(together.stat_Bnd[:, [client]], said.stat_Bnd, rtol=1e-6)  # rows of padded libraries
         assert np.array_equal(together.faded_Bn[:, [client]], said.faded_Bn)
         forward, transmit = Forward("r", query, samples, own), Transmit("r", samples, own, *weights())
@@ -51,6 +52,24 @@ def test_clients_that_share_a_host_send_what_they_would_send_alone(
         assert np.array_equal(left.delta_P, right.delta_P)
         assert np.array_equal(left.scale_limit_P, right.scale_limit_P)
         assert np.array_equal(shared.transmit(transmit), alone.transmit(transmit))
+
+
+def test_every_exchange_counts_as_work_however_it_is_asked_for(
+    make_host: Callable[..., ExpertHost], make_features: Callable[..., Tensor]
+) -> None:
+    host, query, features = make_host(0), np.full((3, 8), 0.125, np.float32), make_features(3).float().numpy()
+    samples, own = np.arange(3), np.zeros(3, int)
+    host.read(Read("r", (0, 1, 2), query, host.config.channel))
+    asked: list[Callable[[], object]] = [
+        lambda: host.exchange(Read("s", (0, 1, 2), query, host.config.channel).packed),
+        lambda: host.compute(Forward("r", query, samples, own).packed, features),
+        lambda: host.emit(Transmit("r", samples, own, *weights()).packed),
+        lambda: host.remember(Renew("r", samples, own, (1, 2, 3)).packed),
+    ]
+    for ask in asked:
+        before = host.busy.seconds
+        ask()
+        assert host.busy.seconds > before
 
 
 def weights() -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +92,7 @@ def test_a_probe_takes_experts_in_turn_and_does_not_let_go_of_a_broken_one(
     kept = bias.detach().clone()
     bias.data.fill_(torch.nan)
     query = np.full((1, 8), 0.125, np.float32)
-    host.read(Read("r", query, host.config.channel), np.ones((1, CLIENTS)) + 0j)
+    host.read(Read("r", (0,), query, host.config.channel))
     with pytest.raises(InvalidOutputError, match="the output of expert 9 is not finite"):
         host.forward(Forward("r", query, np.array([0, 0]), np.array([2, 9])), make_features(1).float().numpy())
     for _ in range(3):

@@ -2,6 +2,11 @@
 
 import errno
 import os
+import random
+import stat
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from actors.errors import ClusterError
+from actors.errors import ClusterError, UnknownRoundError
 from actors.processes.expert_host import ExpertHost
 from actors.processes.frl_journal import Journal, Renewal, Snapshot, only_server, parse_snapshot
-from actors.rounds.messages import Forward, HostSpec, Read, Renew
+from actors.rounds.messages import Forward, HostSpec, Read, Renew, RenewalInput
 from airmoe_ray.model.moe import AirMoE
-from airmoe_ray.radio.channel import draw_gamma
 from airmoe_ray.storage.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
 
 PRINT = bytes(range(16))
@@ -156,6 +160,82 @@ def test_a_record_is_a_few_hundred_bytes_at_the_papers_sizes(tmp_path: Path) -> 
     assert written(tmp_path, [record]).path.stat().st_size - HEADER < 400
 
 
+def test_a_renamed_file_is_on_disk_under_its_new_name_before_anything_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    rename, fsync = Path.rename, os.fsync
+
+    def renamed(self: Path, to: Path) -> Path:
+        events.append(f"rename {to.suffix}")
+        return rename(self, to)
+
+    def synced(file: int) -> None:
+        events.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+        fsync(file)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(os, "fsync", synced)
+    journal = written(tmp_path, renewals(1))
+    journal.compact(Snapshot(1, np.ones((3, 8)), np.zeros(3)))
+    start = ["file", "rename .journal", "folder"]
+    assert events == [*start, "file", "rename .safetensors", "folder", *start]
+
+
+def test_tickets_are_kept_with_records_and_snapshots_and_older_files_have_none(tmp_path: Path) -> None:
+    plain, *_ = renewals(1)
+    numbered = Renewal(2, plain.alpha_AM, plain.psi_Ad, tuple(2**63 + n for n in range(len(plain.alpha_AM))))
+    journal = written(tmp_path, [plain, numbered])
+    assert [record.tickets for record in found(tmp_path)[1]] == [(), numbered.tickets]
+    assert same(found(tmp_path)[1], [plain, numbered])
+    journal.compact(Snapshot(2, np.ones((3, 8)), np.zeros(3), numbered.tickets))
+    snapshot, _ = found(tmp_path)
+    assert snapshot is not None
+    assert snapshot.tickets == numbered.tickets
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from actors.processes.frl_journal import Journal, Renewal, Snapshot
+
+journal = Journal(Path(sys.argv[1]), 0, fingerprint=bytes(range(16)), compact_bytes=1500)
+snapshot, records = journal.load()
+version = records[-1].version if records else snapshot.version if snapshot else 0
+print("start", version, flush=True)
+while True:
+    version += 1
+    numbers = np.full((2, 3), version, float), np.full((2, 8), version, float)
+    journal.append(Renewal(version, *numbers, (2 * version, 2 * version + 1)))
+    print(version, flush=True)
+    if journal.full:
+        journal.compact(Snapshot(version, np.full((3, 8), version, float), np.zeros(3), (2 * version,)))
+"""
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(1000, marks=pytest.mark.slow)])
+def test_whatever_moment_a_process_is_killed_the_journal_holds_what_it_acknowledged_and_at_most_one_more(
+    kills: int, tmp_path: Path
+) -> None:
+    draw, acknowledged = random.Random(0), 0
+    for _ in range(kills):
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            start = int(process.stdout.readline().split()[1])
+            assert acknowledged <= start <= acknowledged + 1
+            time.sleep(draw.uniform(0, 0.05))
+            process.kill()
+            told = [int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+        acknowledged = max([start, *told])
+    snapshot, records = found(tmp_path)
+    base = snapshot.version if snapshot else 0
+    assert [record.version for record in records] == list(range(base + 1, base + 1 + len(records)))  # none twice
+    assert acknowledged <= base + len(records) <= acknowledged + 1
+    assert acknowledged > 2 * kills
+
+
 # the host that keeps it, as a plain class
 
 
@@ -180,11 +260,10 @@ def play(host: ExpertHost, seed: int) -> None:
     draw = np.random.default_rng(seed)
     query, features = draw.dirichlet(np.ones(8), 3), draw.normal(size=(3, 6, 3, 4))
     kind = np.dtype(str(host.dtype).removeprefix("torch."))
-    gamma = draw_gamma(range(3), 4, config=host.config.channel, seed=0)[:, [1, 3]].numpy()
-    host.read(Read(f"r{seed}", query.astype(kind), host.config.channel), gamma)
+    host.read(Read(f"r{seed}", (0, 1, 2), query.astype(kind), host.config.channel))
     sample, client = np.array([0, 2, 1]), np.array([1, 1, 3])
     host.forward(Forward(f"r{seed}", query.astype(kind), sample, client), features.astype(kind))
-    host.renew(Renew(f"r{seed}", sample, client))
+    host.renew(Renew(f"r{seed}", sample, client, tuple(range(10 * seed, 10 * seed + 3))))
 
 
 def memory(host: ExpertHost) -> list[tuple[int, bytes, bytes]]:
@@ -223,9 +302,51 @@ def test_a_replica_adopts_newer_snapshots_only_and_writes_no_journal(make_host: 
 
 def test_a_host_forgets_finished_rounds_and_old_ones_of_a_vanished_cloud(make_host: Callable[..., ExpertHost]) -> None:
     host = make_host(journal=False)
-    query, gamma = np.full((1, 8), 0.125), np.ones((1, 2)) + 0j
+    query = np.full((1, 8), 0.125)
     for seed in range(70):
-        host.read(Read(f"r{seed}", query, host.config.channel, ("r69",)), gamma)
+        host.read(Read(f"r{seed}", (0,), query, host.config.channel, ("r69",)))
     assert len(host.rounds.ids) == 64
-    host.read(Read("last", query, host.config.channel, host.rounds.ids), gamma)
+    host.read(Read("last", (0,), query, host.config.channel, host.rounds.ids))
     assert host.rounds.ids == ("last",)
+
+
+def test_a_request_that_is_tried_again_is_renewed_for_once_also_after_a_restart(
+    make_host: Callable[..., ExpertHost],
+) -> None:
+    host = make_host()
+    play(host, 1)
+    once = memory(host)
+    play(host, 1)
+    assert memory(host) == once
+    again = make_host()
+    play(again, 1)
+    assert memory(again) == once
+    for journal in again.frls.journals:
+        journal.compact_bytes = 0
+    play(again, 2)  # into a snapshot, and the journal is empty
+    twice = memory(again)
+    assert twice != once
+    last = make_host()
+    play(last, 1)
+    play(last, 2)
+    assert memory(last) == twice
+
+
+def test_of_a_batch_that_was_renewed_in_part_only_the_rest_is_renewed(make_host: Callable[..., ExpertHost]) -> None:
+    whole, parts = make_host(journal=False), make_host(journal=False)
+    draw = np.random.default_rng(0)
+    alpha, psi = draw.dirichlet(np.ones(3), 4), draw.normal(size=(4, 8))
+    whole.frls.renew({1: RenewalInput(alpha, psi, (1, 2, 3, 4))})
+    parts.frls.renew({1: RenewalInput(alpha[:2], psi[:2], (1, 2))})
+    parts.frls.renew({1: RenewalInput(alpha, psi, (1, 2, 3, 4))})
+    prototypes = [host.clients.frl.prototypes_NMd.detach()[0] for host in (whole, parts)]
+    torch.testing.assert_close(*prototypes, rtol=1e-9, atol=1e-12)
+
+
+def test_a_renewal_that_nobody_waits_for_any_more_is_left_undone(make_host: Callable[..., ExpertHost]) -> None:
+    host = make_host(journal=False)
+    found = {1: RenewalInput(np.full((1, 3), 1 / 3), np.zeros((1, 8)), (1,))}
+    with pytest.raises(UnknownRoundError, match="too late"):
+        host.renew_from(found, time.time() - 0.1)
+    assert host.frls.versions == [0, 0]
+    assert host.renew_from(found, time.time() + 60) == (1, 0)

@@ -16,8 +16,10 @@ from actors.processes.cloud import Cloud
 from actors.processes.expert_host import ExpertActor
 from actors.rounds.calls import Pinned
 from actors.rounds.messages import CloudSpec, HostSpec, Segment, Settings
+from actors.rounds.patience import Patience
 from actors.rounds.ray_clients import RayClients
 from actors.rounds.ray_round import RayRound
+from actors.rounds.replies import Overdue
 from actors.rounds.roster import Host, Roster
 from actors.rounds.stubs import ChannelCalls, HostCalls
 from airmoe_ray.config import Config
@@ -69,7 +71,7 @@ class Pair:
 
     def clients(self, *hosts: Host) -> RayClients:
         roster = Roster(1, self.config.experts.count, self.channel, hosts or tuple(self.hosts))
-        return RayClients(roster, classes=3, call_s=60)
+        return RayClients(roster, classes=3, overdue=Overdue(Patience(60, slack_s=60)))
 
     @torch.inference_mode()
     def over_ray(
@@ -96,6 +98,11 @@ class Pair:
 def changed_config(config: Config, *, top_k: int = 2, **channel: Any) -> Config:
     blocks = config.model_dump()
     return Config.model_validate(blocks | {"routing": blocks["routing"] | {"top_k": top_k}, "channel": channel})
+
+
+def batch_of(settings: Settings) -> Segment:
+    k, snr_db = settings.routing.top_k, settings.channel.snr_db
+    return Segment((1, 2, 3), (1, 2, 3), settings, (k,) * 3, (snr_db,) * 3, 1, 60.0)
 
 
 def assert_close(left: Tensor, right: Tensor, tolerance: float) -> None:
@@ -204,14 +211,14 @@ def test_the_cloud_adds_its_own_head_and_leaves_out_who_is_to_be_left_out_as_in_
     choices = ({"only": routed}, {"only": "cloud"}, {"without": routed}, {"without": "cloud"})
     for whose in (Participants(**choice) for choice in choices):
         settings = Settings(config.routing, config.channel, participants=whose)
-        answer = torch.from_numpy(cloud.segment(Segment((1, 2, 3), settings, 1, 60.0), images).logits_BChw)
+        answer = torch.from_numpy(cloud.segment(batch_of(settings), images).logits_BChw)
         with torch.inference_mode():
             expected = model(features, (1, 2, 3), participants=whose).logits_BChw
         assert_close(answer, expected, 1e-4)
         assert (answer - everybody).abs().max() > 1e-2 * everybody.abs().max()
     for channel in ({"snr_db": 0.0}, {"kind": "digital"}, {"kind": "ideal"}):
         settings = Settings(config.routing, config.channel.model_copy(update=channel))
-        answer = torch.from_numpy(cloud.segment(Segment((1, 2, 3), settings, 1, 60.0), images).logits_BChw)
+        answer = torch.from_numpy(cloud.segment(batch_of(settings), images).logits_BChw)
         assert_close(answer, pair.in_process(features, (1, 2, 3), **channel).logits_BChw, 1e-4)
         own = model.shared(features)  # type: ignore[misc]
         assert (answer - own).abs().max() > 1e-2 * own.abs().max()  # the clients have their say, too
@@ -234,7 +241,7 @@ def test_the_cloud_refines_as_in_one_process(double: Pair, make_config: Callable
     cloud.connect(pair.clients().roster)
     images = np.random.default_rng(0).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
     settings = Settings(config.routing, config.channel)
-    result = cloud.segment(Segment((1, 2, 3), settings, 1, 60.0), images)
+    result = cloud.segment(batch_of(settings), images)
     with torch.inference_mode():
         features, fine = backbone.maps(to_tensor(list(images)), fine=True)
         expected = model(features, (1, 2, 3), fine=fine)
@@ -262,7 +269,7 @@ def test_weights_stored_in_half_are_computed_in_full_precision_on_both_sides(
     }
     images = np.random.default_rng(0).integers(0, 256, (3, 32, 48, 3), dtype=np.uint8)
     settings = Settings(config.routing, config.channel, renew=True)
-    answer = cloud.segment(Segment((1, 2, 3), settings, 1, 60.0), images)
+    answer = cloud.segment(batch_of(settings), images)
     expected = pair.in_process(backbone(to_tensor(list(images))), (1, 2, 3))
     assert_close(torch.from_numpy(answer.logits_BChw), expected.logits_BChw, 1e-5)  # half has steps of 1e-3
     assert_close(torch.from_numpy(answer.rho_B), expected.rho_B, 1e-5)

@@ -5,6 +5,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
+from actors.errors import Fault, InvalidOutputError
 from actors.processes.channel import Channel
 from actors.processes.cloud import Cloud
 from actors.processes.expert_host import ExpertHost
@@ -44,12 +45,14 @@ def signature(method: Any) -> dict[str, Any]:
 
 
 def delivered(hint: Any) -> Any:
-    """What arrives of a `Ref[T]`: the T; of a `list[Ref[T]]`: a `list[T]`."""
-    if get_origin(hint) is Ref:
-        return get_args(hint)[0]
-    if get_origin(hint) is list:
-        return list[delivered(get_args(hint)[0])]  # type: ignore[misc]
-    return hint
+    """What arrives of a `Ref[T]`: the T."""
+    return get_args(hint)[0] if get_origin(hint) is Ref else hint
+
+
+def returned(hint: Any) -> Any:
+    """What a method returns for a reply: `emit` puts what went wrong in the place of one that another actor takes."""
+    of = delivered(hint)
+    return get_args(of)[0] if Fault in get_args(of) else of
 
 
 def messages_of(actor: type[Endpoint]) -> set[type[Message]]:
@@ -64,9 +67,10 @@ CALLS = [(stub, actor, name) for stub, actor in [*ENDPOINTS, *OTHERS] for name i
 @pytest.mark.parametrize(("stub", "actor", "name"), CALLS, ids=[f"{s.__name__}.{name}" for s, _, name in CALLS])
 def test_every_call_of_a_stub_is_one_of_its_actor(stub: type[Any], actor: type[Any], name: str) -> None:
     called, taken = signature(calls_of(stub)[name]), signature(getattr(actor, name))
-    waited_for = get_origin(called["return"]) in (Ref, list)  # a stub may leave out the reference to nothing
+    waited_for = get_origin(called["return"]) is Ref  # a stub may leave out the reference to nothing
     assert waited_for or taken["return"] is type(None)
-    assert list({key: delivered(hint) for key, hint in called.items()}.items()) == list(taken.items())
+    reply = {"return": returned(called.pop("return"))}
+    assert [*((key, delivered(hint)) for key, hint in called.items()), *reply.items()] == list(taken.items())
 
 
 @pytest.mark.parametrize(("stub", "actor"), [*ENDPOINTS, OTHERS[0]])
@@ -100,4 +104,14 @@ def test_a_message_is_packed_once_and_arrives_as_it_was() -> None:
     message = Gains("r")
     assert message.packed is message.packed
     assert unseal(Echo().exchange(message.packed, seal(7), 8.0)) == [message, 7, 8.0]
-    assert [unseal(entry) for entry in Echo().deal(message.packed, 9)] == [message, 9]
+    assert Echo().emit(message.packed, 9) == [message, 9]
+
+
+def test_what_goes_wrong_travels_in_the_place_of_a_reply_that_another_actor_takes() -> None:
+    class Broken(Endpoint):
+        def receive(self, message: Any, *beside: Any) -> object:
+            raise InvalidOutputError("as ordered")
+
+    assert Broken().emit(seal(Gains("r"))) is Fault.INVALID
+    with pytest.raises(InvalidOutputError):  # to the caller itself it is told as it is
+        Broken().exchange(seal(Gains("r")))

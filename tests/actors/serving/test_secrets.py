@@ -94,6 +94,6 @@ def test_no_learning_client_gets_a_secret(recorder: Recorder, tmp_path: Path) ->
 
 def test_no_trainer_and_no_feature_worker_gets_a_secret(recorder: Recorder, tmp_path: Path) -> None:
     config = tiny(serve=GUARDED)
-    WorkerCalls.start(recorder, config, tmp_path, "cpu")  # type: ignore[arg-type]
-    job = _Job(config, tmp_path, False, RelayCalls(None), "id", 1, tmp_path)
+    WorkerCalls.start(recorder, config, tmp_path, None)  # type: ignore[arg-type]
+    job = _Job(config, tmp_path, False, RelayCalls(None), "id", 1, tmp_path, None)
     assert_silent([*recorder.sent, pickle.dumps(job)], config)

@@ -43,8 +43,8 @@ def test_requests_at_once_share_batches_and_each_gets_its_own_answer(service: An
     assert 1 < max(service.batches) <= SERVE["max_batch"]
 
 
-def test_only_equal_sizes_and_settings_share_a_batch(service: Any) -> None:
-    kinds = [{}, {"size": (48, 64)}, {"snr_db": 3.0}, {"kind": "ideal"}]
+def test_only_equal_sizes_and_kinds_of_channel_share_a_batch(service: Any) -> None:
+    kinds = [{}, {"size": (48, 64)}, {"kind": "digital"}, {"kind": "ideal"}]
 
     async def mixed() -> list[ImageResult]:
         return await asyncio.gather(*(service.ask(seed, **kinds[seed % 4]) for seed in range(8)))
@@ -52,6 +52,31 @@ def test_only_equal_sizes_and_settings_share_a_batch(service: Any) -> None:
     for seed, answer in enumerate(service.run(mixed())):
         assert answer.batch_size <= 2
         assert service.agrees(answer, service.expected(seed, **kinds[seed % 4]))
+
+
+def test_requests_of_any_snr_and_k_share_a_batch_and_each_gets_the_answer_it_would_get_alone(service: Any) -> None:
+    chosen = [{"snr_db": snr_db, "top_k": top_k} for snr_db, top_k in ((0.0, 1), (30.0, 2), (10.0, 4), (3.0, 3))]
+    service.batches.clear()
+
+    async def mixed() -> list[ImageResult]:
+        return await asyncio.gather(*(service.ask(seed, **chosen[seed % 4]) for seed in range(8)))
+
+    answers = service.run(mixed())
+    assert max(service.batches) > 1
+    for seed, answer in enumerate(answers):
+        wanted = service.settings(**chosen[seed % 4])
+        alone = service.reference.run([picture(seed)], [seed], routing_config=wanted.routing, channel=wanted.channel)
+        assert service.agrees(answer, alone)
+        assert sum(client.selected for client in answer.clients) == wanted.routing.top_k
+        assert answer.channel.snr_db == wanted.channel.snr_db
+        assert answer.nmse == pytest.approx(float(alone.nmse_B[0]), rel=1e-3)
+
+
+def test_an_image_takes_a_call_per_client_and_exchange_and_two_more(service: Any) -> None:
+    service.calls.clear()
+    answer = service.segment(1)
+    routed = sum(client.weight > 0 for client in answer.clients)
+    assert service.calls == [4 + 2 * routed + 2]  # read; forward, transmit; what arrives, and the batch itself
 
 
 def test_answers_of_one_client_or_without_one_batch_among_themselves_and_are_no_load(service: Any) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from actors.processes.channel import Channel
+from actors.processes.expert_host import ExpertHost, host_actor
 from actors.processes.learning_host import LearningHost
 from actors.rounds.backward_messages import Weigh
 from actors.rounds.calls import Ref
@@ -96,7 +97,8 @@ class Pool:
     """Stands in for an actor class: hands out the same actors again and again."""
 
     def __init__(self, actor: Any) -> None:
-        self.actor, self.made, self.turn = ray.remote(actor), [], 0
+        make = host_actor if issubclass(actor, ExpertHost) else ray.remote
+        self.actor, self.made, self.turn = make(actor), [], 0
 
     def options(self, **options: Any) -> "Pool":
         self.chosen = options

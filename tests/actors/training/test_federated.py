@@ -22,7 +22,7 @@ from actors.training.federated import train_federated
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
 from airmoe_ray.features.backbone import FeatureMaps
-from airmoe_ray.inference.validate import _through
+from airmoe_ray.inference.validate import Inputs, through
 from airmoe_ray.radio.ledger import Traffic
 from airmoe_ray.runtime.progress import Silent
 from airmoe_ray.training.run import train_run
@@ -153,7 +153,7 @@ def test_a_client_that_restarts_unnoticed_is_not_taken_for_who_it_was(actors: di
     assert is_new
     with torch.inference_mode():
         maps = FeatureMaps(batch.features_BDhw)
-        (answer,) = trainer.ask_clients(partial(_through, [config.channel], trainer.model, maps, batch.ids_B))
+        (answer,) = trainer.ask_clients(partial(through, [config.channel], trainer.model, Inputs(maps, batch.ids_B)))
     assert 3 not in answer.routing.selected_BK
     assert notes.lines == ["expert 3 was lost; going on without"]
     while len(notes.lines) == 1 and time.monotonic() < until:

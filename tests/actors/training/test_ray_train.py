@@ -8,14 +8,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from actors.errors import ClusterError
-from actors.training.ray_train import _begin, _reason, train_on_ray
+from actors.training.ray_train import _reason, train_on_ray
+from actors.training.run_places import SharedFolder
 from airmoe_ray.config import Config
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.errors import UserError
@@ -167,7 +167,7 @@ def test_a_worker_that_sees_another_folder_says_so(own_ray: None, tmp_path: Path
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "job").write_text("of another run")
     with pytest.raises(ClusterError, match=r"does not see the run folder .*; put --run where every node has it"):
-        _begin(SimpleNamespace(folder=tmp_path, id="of this run"), OneWorker())
+        SharedFolder(tmp_path).begun_before(OneWorker(), "of this run")
 
 
 def test_more_workers_than_cores_are_refused(own_ray: None, config: Config, tmp_path: Path) -> None:

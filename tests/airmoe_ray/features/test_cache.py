@@ -7,6 +7,7 @@ import torch
 from airmoe_ray.data.transforms import apply_view, fit
 from airmoe_ray.errors import UserError
 from airmoe_ray.features import cache_builder as module
+from airmoe_ray.features.backbone import load_training_backbone
 from airmoe_ray.features.cache_builder import cached_features, cached_views
 from airmoe_ray.features.cache_folder import CHUNK
 from airmoe_ray.features.preprocess import to_tensor
@@ -32,6 +33,18 @@ def test_a_cached_map_is_what_the_backbone_says_of_that_image(tmp_path, backbone
         np.testing.assert_allclose(features, expected, rtol=2e-3 if dtype == "float16" else 1e-4, atol=2e-3)
         assert np.array_equal(cached_label[:, :width], label)
         assert (cached_label[:, width:] == 255).all()
+
+
+def test_features_in_bfloat16_are_near_those_in_float32_and_kept_apart_from_them(tmp_path):
+    plain = settings(tmp_path, cache_dtype="float32")
+    half = plain.model_copy(update={"train": plain.train.model_copy(update={"backbone_precision": "bfloat16"})})
+    caches = [cached_features(Pictures(5), load_training_backbone(c), c, "identity") for c in (plain, half)]
+    assert caches[0].folder != caches[1].folder
+    expected, found = (np.concatenate([cache.get(index)[0].ravel() for index in range(5)]) for cache in caches)
+    error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
+    assert 1e-5 < error < 0.05  # another format, and the same features
+    again = Pictures(5, broken_at=0)  # each is found again by its own settings
+    assert cached_features(again, load_training_backbone(plain), plain, "identity").folder == caches[0].folder
 
 
 def test_the_bytes_do_not_depend_on_the_number_of_threads(tmp_path, backbone):

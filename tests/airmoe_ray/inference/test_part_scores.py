@@ -8,8 +8,9 @@ from airmoe_ray.data.base import IGNORE, ClassTable, Sample
 from airmoe_ray.data.class_map import map_classes
 from airmoe_ray.data.mix import Mix, Part, meaning_of
 from airmoe_ray.errors import UserError
-from airmoe_ray.inference.evaluate import PartScores, Scoreboard, leave_refiner_alone
+from airmoe_ray.inference.evaluate import leave_refiner_alone
 from airmoe_ray.inference.masks import Prepared, mask_of
+from airmoe_ray.inference.scoreboard import PartScores, Scoreboard
 
 COMMON = ClassTable(("road", "lane_mark", "vehicle", "sky"), ((0, 0, 0),) * 4)
 SIZE = (6, 8)

@@ -5,7 +5,7 @@ from pathlib import Path
 from airmoe_ray.config import DataConfig
 from airmoe_ray.config_file import load_config
 from airmoe_ray.data import adopt, open_dataset
-from airmoe_ray.data.mix import Subset, by_domain
+from airmoe_ray.data.base import Subset, by_domain
 from airmoe_ray.inference.evaluate import evaluate, leave_refiner_alone
 from airmoe_ray.inference.segmenter import Segmenter
 from airmoe_ray.storage.shipped import find_model, shipped_names

@@ -10,6 +10,7 @@ import torch.multiprocessing as mp
 
 from airmoe_ray.config import Config
 from airmoe_ray.model.moe import AirMoE
+from airmoe_ray.runtime import gradients
 from airmoe_ray.runtime.workers import OneWorker, ProcessGroup, Workers, shard
 from airmoe_ray.training.pixel_losses import Labelling
 from airmoe_ray.training.trainer import Batch, Trainer
@@ -87,3 +88,33 @@ def test_shards_are_contiguous_and_lose_nothing():
                 workers.rank, workers.size = rank, size
                 parts += list(shard(range(length), workers))
             assert parts == list(range(length))
+
+
+def counting_worker(rank, size, port, settings, out):
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    experts = torch.nn.ModuleList(torch.nn.Linear(8, 8, bias=False) for _ in range(6)).double()
+    gradients.BUCKET_BYTES = 1  # a bucket each
+    sent_before_the_end = []
+    experts[0].weight.register_hook(lambda grad: sent_before_the_end.append(len(sent)))  # the last on the way back
+    sent, plain = [], dist.all_reduce
+    dist.all_reduce = lambda flat, **more: (sent.append(flat.numel()), plain(flat, **more))[1]
+    inputs = torch.ones(1, 8, dtype=torch.float64)
+    for used in settings[rank]:
+        inputs = experts[used](inputs)
+    workers = ProcessGroup()
+    workers.backward(inputs.sum(), experts.parameters())
+    torch.save([workers.bytes_sent, sent_before_the_end, [e.weight.grad is None for e in experts]], f"{out}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_gradients_leave_before_the_last_is_known_and_those_of_experts_nobody_used_stay(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(counting_worker, (2, port, [(0, 1, 5), (0, 5)], str(tmp_path)), nprocs=2)
+    for rank in range(2):
+        sent, before, unused = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert unused == [False, False, True, True, True, False]
+        assert sent == 3 * 8 * (64 + 1)  # three of six experts, each with its flag
+        assert before[0] >= 2  # who uses what, and the first buckets

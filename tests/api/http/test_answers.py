@@ -183,3 +183,30 @@ def test_an_image_of_any_kind_has_a_mask_of_its_own_size(client, kind):
 
 def test_an_image_larger_than_the_model_is_answered_at_its_own_size(client):
     assert mask_of(client, saved(photo(700, 900))).shape == (700, 900)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_masks_come_at_the_size_of_the_model_where_that_is_asked_for(client, kind):
+    data = saved(photo(600, 1200), kind)
+    small = mask_of(client, data, seed=3, size="model")
+    assert small.shape == (32, 64)
+    body = segment(client, data, seed=3, size="model").json()
+    assert (body["height"], body["width"]) == small.shape
+    assert sum(one["area"] for one in body["segments"]) == small.size
+    for view in ("mask", "overlay"):
+        shown = picture(segment(client, data, accept="image/png", seed=3, size="model", view=view).content)
+        assert shown.size == small.shape[::-1]
+
+
+def test_a_large_jpeg_has_one_mask_and_its_overlay_all_its_pixels(client):
+    image = photo(900, 1200)
+    data = saved(image, "JPEG", quality=95)
+    index, overlay, plain = (
+        np.asarray(picture(segment(client, data, accept="image/png", seed=3, view=view).content))
+        for view in ("mask", "overlay", "color")
+    )
+    assert (index == mask_of(client, data, seed=3)).all()
+    assert overlay.shape == plain.shape == image.shape
+    inside = (overlay != plain).any(axis=2)  # borders have the plain colour
+    shown = overlay[inside].astype(float) - 0.55 * plain[inside]
+    assert np.abs(shown - 0.45 * image[inside]).mean() < 4

@@ -1,10 +1,13 @@
 """What cannot be answered, on the real application over a system that is not there."""
 
 import asyncio
+import math
+import time
 from typing import Any
 
 import pytest
 
+from actors.serving.orchestrator import Orchestrator
 from airmoe_ray.inference.decode import decode
 from api.http.app import create_app
 from tests.api.http.stub_service import PHOTO, PNG, TOKEN, ask, ask_often, assert_is_an_error, make_service
@@ -90,6 +93,26 @@ def test_not_ready_is_503_and_says_why(path):
     response = ask(make_service(up=False), "GET", path)
     assert "no expert is up" in assert_is_an_error(response, 503)["detail"]
     assert int(response.headers["retry-after"]) > 0
+
+
+def test_overload_is_not_unreadiness_while_answers_leave(monkeypatch):
+    service = make_service(queue=1)
+    monkeypatch.setattr(service.orchestrator, "_waiting", [None] * 9)  # and one more would be refused
+    service.orchestrator.answered_at = time.monotonic() - 1
+    assert ask(service, "GET", "/readyz").status_code == 200
+    assert_is_an_error(ask(service), 429)
+    service.orchestrator.answered_at = -math.inf
+    monkeypatch.setattr(service.supervisor, "up", False)
+    service.readiness._checked_at = -math.inf
+    assert_is_an_error(ask(service, "GET", "/readyz"), 503)
+
+
+@pytest.mark.parametrize("path", ["/livez", "/v2/health/live"])
+def test_a_server_whose_loop_has_died_is_not_alive(path, monkeypatch):
+    assert ask(make_service(), "GET", path).status_code == 200
+    monkeypatch.setattr(Orchestrator, "dead_loop", "dispatcher")
+    told = assert_is_an_error(ask(make_service(), "GET", path), 503)
+    assert told["error"] == "the dispatcher has died; start the server again"
 
 
 def test_a_defect_is_500_without_a_word_about_it_but_in_the_log(monkeypatch, caplog):

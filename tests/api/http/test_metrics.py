@@ -161,11 +161,12 @@ def test_gauges_hold_what_was_set_last(metrics):
     metrics.set_balancedness(0.8)
     metrics.set_queue(7)
     metrics.set_queue(3)
-    metrics.observe_batch(4)
+    metrics.observe_batch(4, 25)
     metrics.observe_stage("decode", seconds=0.2)
     got = samples(metrics)
     assert got["airmoe_routing_balancedness"] == 0.8
     assert (got["airmoe_queue_depth"], got["airmoe_queue_limit"]) == (3, CONFIG.serve.queue)
+    assert got["airmoe_actor_calls_total"] == 25
     assert (got["airmoe_batch_size_sum"], got["airmoe_batch_size_count"]) == (4, 1)
     assert got["airmoe_stage_duration_seconds_sum{stage=decode}"] == 0.2
 

@@ -76,8 +76,8 @@ def prometheus(server: Server, traffic: None, tmp_path_factory: pytest.TempPathF
 
 
 def test_a_real_prometheus_answers_every_panel(prometheus):
-    wait_for(lambda: not unanswered_queries(prometheus))
-    assert unanswered_queries(prometheus) == []
+    wait_for(lambda: not unanswered_queries(prometheus, of_ray=False))
+    assert unanswered_queries(prometheus, of_ray=False) == []
 
 
 def test_a_real_prometheus_records_every_rule(prometheus):
@@ -94,8 +94,9 @@ def test_a_query_without_data_is_found_out(prometheus, monkeypatch, tmp_path):
     board = json.loads(DASHBOARD.read_text().replace("airmoe_frl_drift", "airmoe_no_such_thing"))
     (tmp_path / "board.json").write_text(json.dumps(board))
     monkeypatch.setattr(boards, "DASHBOARD", Path(tmp_path / "board.json"))
-    wait_for(lambda: len(unanswered_queries(prometheus)) == 1)
-    assert unanswered_queries(prometheus) == ["Drift: max by (expert) (airmoe_no_such_thing)"]
+    wait_for(lambda: len(unanswered_queries(prometheus, of_ray=False)) == 1)
+    (found,) = unanswered_queries(prometheus, of_ray=False)
+    assert found.startswith("Drift: max by (job, instance, expert) (airmoe_no_such_thing{")
 
 
 # the end; this stops the server

@@ -42,9 +42,9 @@ def theory(
     --set takes constants of the bounds (theory.eps=0.01, theory.outputs=640, theory.noise_power=0.3, …) and settings of
     the configuration (channel.fading=none). Exit code 1 if a measured figure misses its target.
     """
+    from airmoe_ray.experiments.plotting import require_matplotlib
     from airmoe_ray.experiments.theory.figures import misses
     from airmoe_ray.experiments.theory.measured import check_channel
-    from airmoe_ray.experiments.theory.plot import require_matplotlib
     from airmoe_ray.experiments.theory.settings import parse_settings, split_overrides
 
     own, others = split_overrides(overrides)

@@ -1,0 +1,1 @@
+"""Many runs on a cluster: comparisons and sweeps."""

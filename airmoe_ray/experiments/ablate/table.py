@@ -1,0 +1,124 @@
+"""Tables of sweeps: scores with intervals, what the setting is meant to move, and the paper's figures beside them."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airmoe_ray.experiments.ablate.sweeps import MOVED, Sweep
+from airmoe_ray.experiments.compare.records import Record
+from airmoe_ray.experiments.compare.statistics import METRICS, Difference, Estimate, estimate, over_seeds, paired
+from airmoe_ray.experiments.compare.table import told
+
+CHANNEL = "air"
+_SURE = 0.05
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a sweep."""
+
+    value: Any
+    scores: dict[str, Estimate]
+    moved: dict[str, Estimate]
+    against_first: Difference | None  # mIoU less that of the sweep's first value, on the same images and seeds
+    paper: tuple[float | None, ...] | None
+    commits: list[str]
+
+
+def points_of(sweep: Sweep, runs: dict[Any, list[Record]]) -> list[Point]:
+    """The values that have runs, in the sweep's order; `runs` are those of each value, by seed."""
+    done = [value for value in sweep.values if runs.get(value)]
+    first = runs[done[0]] if done else []
+    return [_point(sweep, value, runs[value], first) for value in done]
+
+
+def _point(sweep: Sweep, value: Any, records: Sequence[Record], first: Sequence[Record]) -> Point:
+    counts = [record.counts(CHANNEL) for record in records]
+    common = {r.seed for r in records} & {r.seed for r in first}
+    ours, theirs = ([r.counts(CHANNEL) for r in some if r.seed in common] for some in (first, records))
+    printed = sweep.paper.rows.get(value) if sweep.paper else None
+    return Point(
+        value,
+        {metric: estimate(counts, metric) for metric in METRICS},
+        {name: over_seeds([_moved(record, name) for record in records]) for name in sweep.moves},
+        paired(ours, theirs) if common and records is not first else None,
+        printed,
+        sorted({record.commit for record in records}),
+    )
+
+
+def _moved(record: Record, name: str) -> float:
+    if name == "prototype_norm":
+        return record.prototypes.get("norm", math.nan)
+    found = record.scores[CHANNEL].get("routing", {}).get(name)
+    return math.nan if found is None else float(found)
+
+
+def verdict(sweep: Sweep, points: Sequence[Point]) -> str:
+    """Whether any value differs from the first one, and if not, why."""
+    gaps = [point.against_first for point in points if point.against_first is not None]
+    if not gaps:
+        return ""
+    surest = min(gaps, key=lambda gap: gap.p)
+    if surest.p < _SURE:
+        value = next(point.value for point in points if point.against_first is surest)
+        return (
+            f"{sweep.key} = {value} differs from {points[0].value} by {surest.mean:+.2f} mIoU "
+            f"[{surest.low:+.2f}, {surest.high:+.2f}], p {surest.p:.3f} (of {len(gaps)} such pairs, uncorrected)."
+        )
+    why = f" Why: {sweep.if_flat}." if sweep.if_flat else ""
+    return f"Flat: no value differs from {points[0].value} (smallest p {surest.p:.2f} of {len(gaps)} pairs).{why}"
+
+
+def as_markdown(sweeps: Sequence[tuple[Sweep, list[Point]]], *, title: str) -> str:
+    """All sweeps on a page."""
+    lines = [
+        f"# {title}",
+        "",
+        "20 dB Rayleigh air, the last epoch. Intervals are 95 %: Student's t over seeds, and, with a",
+    ]
+    lines += [
+        "*, a bootstrap over images of a single seed. The paper's figures are of Cityscapes and not of this data.",
+        "",
+    ]
+    for sweep, points in sweeps:
+        table = f", the paper's Table {sweep.paper.table}" if sweep.paper else ""
+        lines += [f"## {sweep.short} (`{sweep.key}`){table}", ""]
+        heads = ["value", "mIoU", "mF1", "mPre", "mRec", *(MOVED[name] for name in sweep.moves)]
+        heads += ["paper, mIoU / mF1 / mPre / mRec"] if sweep.paper else []
+        lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+        for point in points:
+            cells = [str(point.value), *(told(point.scores[metric]) for metric in METRICS)]
+            cells += [_short(point.moved[name]) for name in sweep.moves]
+            if sweep.paper:
+                cells.append(
+                    "" if point.paper is None else " / ".join(f"{x:.2f}" for x in point.paper if x is not None)
+                )
+            lines.append("| " + " | ".join(cells) + " |")
+        lines += ["", verdict(sweep, points), ""]
+    return "\n".join(lines)
+
+
+def as_csv(sweeps: Sequence[tuple[Sweep, list[Point]]]) -> str:
+    """One line per value and figure."""
+    stream = io.StringIO()
+    writer = csv.writer(stream)
+    writer.writerow(["setting", "value", "figure", "mean", "low", "high", "seeds", "paper", "commits"])
+    for sweep, points in sweeps:
+        for point in points:
+            printed = dict(zip(METRICS, point.paper or (), strict=False))
+            for name, found in {**point.scores, **point.moved}.items():
+                numbers = [f"{x:.5g}" for x in (found.mean, found.low, found.high)]
+                about = [found.seeds, printed.get(name, ""), " ".join(point.commits)]
+                writer.writerow([sweep.key, point.value, name, *numbers, *about])
+    return stream.getvalue()
+
+
+def _short(found: Estimate) -> str:
+    if math.isnan(found.mean):
+        return "-"
+    half = "" if math.isnan(found.low) else f" ± {(found.high - found.low) / 2:.2g}"
+    return f"{found.mean:.4g}{half}"

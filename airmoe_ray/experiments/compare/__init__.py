@@ -1,0 +1,1 @@
+"""A comparison of methods under one protocol: runs, records, statistics, tables."""

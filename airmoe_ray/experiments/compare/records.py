@@ -1,0 +1,152 @@
+"""Records: what one run of one method gave, as a JSON file that later comparisons take as done.
+
+A record is found by method, seed and the hash of its settings; the commit it was made at is kept with it and named in
+tables. Suffixes: S samples, C classes.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+import zlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from airmoe_ray.config import Config
+from airmoe_ray.errors import UserError
+
+# what may differ without the result being another: machine, operator and places
+_NOT_HASHED: dict[str, set[str]] = {
+    "data": {"root", "cache_dir"},
+    "train": {
+        "threads",
+        "device",
+        "engine",
+        "tensorboard",
+        "group_timeout_s",
+        "client_deadline_s",
+        "checkpoint_every",
+        "check_constraints",
+    },
+}
+FORMAT = 1
+
+
+def told_settings(config: Config) -> dict[str, Any]:
+    """What a configuration sets apart from defaults, the seed, and what does not touch the result."""
+    tree = config.model_dump(mode="json", exclude_defaults=True, exclude={"seed", "serve", "cluster"})
+    for block, keys in _NOT_HASHED.items():
+        if block in tree:
+            tree[block] = {key: value for key, value in tree[block].items() if key not in keys}
+    for part in tree.get("data", {}).get("parts", ()):
+        part.pop("root", None)
+    return {key: value for key, value in tree.items() if value != {}}
+
+
+def settings_hash(config: Config) -> str:
+    """Twelve hexadecimal digits; new settings with defaults do not change it."""
+    return hashlib.sha256(json.dumps(told_settings(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One method, one seed, one split."""
+
+    method: str
+    seed: int
+    settings: str  # the hash
+    commit: str
+    label: str
+    group: str
+    told: dict[str, Any]  # settings apart from defaults
+    held_out: list[str]  # sequences, where whole ones are left out
+    data: dict[str, Any]  # name, split, images, classes
+    size: dict[str, float]  # parameters: trained, active, frozen; flops per image
+    seconds: dict[str, float]
+    curve: list[dict[str, float]]  # per epoch: miou, mf1 and their ideal ones
+    scores: dict[str, dict[str, Any]]  # by channel: ideal, air
+    per_image: dict[str, str]  # by channel, packed
+    versions: dict[str, str] = field(default_factory=dict)
+    prototypes: dict[str, float] = field(default_factory=dict)  # norm: the mean of ||p_jk||, where there are FRLs
+    format: int = FORMAT
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What makes a run the same run."""
+        return self.method, self.seed, self.settings
+
+    @property
+    def file_name(self) -> str:
+        """Readable, unique, and safe in any file system."""
+        method = re.sub(r"[^A-Za-z0-9.+-]", "_", self.method)
+        return f"{method}.seed{self.seed}.{self.settings}.{self.commit[:8]}.json"
+
+    def counts(self, channel: str) -> NDArray[np.int64]:
+        """Pixels (S, 3, C) of every image: hit, of the truth, predicted."""
+        return unpack(self.per_image[channel])
+
+
+def pack(counts_S3C: NDArray[np.int64]) -> str:
+    """Counts as text: shape, then compressed numbers."""
+    shape = "x".join(map(str, counts_S3C.shape))
+    packed = zlib.compress(counts_S3C.astype("<i8").astype("<u4").tobytes(), 9)
+    return f"{shape}:{base64.b85encode(packed).decode()}"
+
+
+def unpack(text: str) -> NDArray[np.int64]:
+    """What was packed."""
+    shape, _, body = text.partition(":")
+    numbers = np.frombuffer(zlib.decompress(base64.b85decode(body)), "<u4")
+    return numbers.reshape([int(size) for size in shape.split("x")]).astype(np.int64)
+
+
+def write_record(folder: Path, record: Record) -> Path:
+    """One file, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / record.file_name
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(record), indent=1) + "\n")
+    os.replace(partial, path)
+    return path
+
+
+def read_records(*folders: Path) -> dict[tuple[str, int, str], Record]:
+    """All records below some folders by their key; where a run was made at several commits, the file written last."""
+    paths = [path for folder in folders if folder.is_dir() for path in folder.rglob("*.seed*.json")]
+    found: dict[tuple[str, int, str], Record] = {}
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime):
+        record = read_record(path)
+        found[record.key] = record
+    return found
+
+
+def read_record(path: Path) -> Record:
+    """One record, or one line about what is wrong with it."""
+    try:
+        stored = json.loads(path.read_text())
+        if stored["format"] > FORMAT:
+            raise UserError(f"{path}: a record of format {stored['format']}, this version reads {FORMAT}; update")
+        return Record(**stored)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a record of a comparison ({error}); remove it") from None
+
+
+def current_commit() -> str:
+    """The commit of the code that runs, with `+` where files differ from it; `unknown` outside a checkout."""
+    try:
+        commit, changes = (_git(*arguments) for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno")))
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return f"{commit[:8]}{'+' if changes else ''}"
+
+
+def _git(*arguments: str) -> str:
+    where = Path(__file__).parent
+    asked = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, check=True, timeout=10)
+    return asked.stdout.strip()

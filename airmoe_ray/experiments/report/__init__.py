@@ -1,0 +1,1 @@
+"""One page of HTML for a run, or for a folder of comparisons."""

@@ -1,0 +1,1 @@
+"""The same model on peers: Ray Serve and Flower, tuned as their documentation says."""

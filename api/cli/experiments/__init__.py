@@ -1,0 +1,1 @@
+"""Verbs that make experiments: comparisons, sweeps, theory."""
