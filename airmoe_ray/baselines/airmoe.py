@@ -17,7 +17,9 @@ class AirMoEMethod(Method):
 
 # soft renewal, reciprocal score, no alignment, FRLs by renewal alone, phi never updated: Algorithm 1 trains Enc_j and
 # Dec_j only. sim_scale and eta are ours, the paper gives none. psi_j belongs to the expert and learns through beta.
+# Eq. (24) is the whole loss, on what the air delivers: no refiner, Lovasz loss or class weights, and one K throughout.
 _LITERAL = {
+    "experts.refiner": 0,
     "frl.renewal": "soft",
     "frl.sim_scale": 10.0,
     "frl.eta": 0.1,
@@ -26,6 +28,9 @@ _LITERAL = {
     "routing.score": "reciprocal",
     "routing.fusion": "divergence",
     "train.lambda_align": 0.0,
+    "train.lambda_iou": 0.0,
+    "train.class_balance": 0.0,
+    "train.top_k": None,
     "train.query_lr_factor": 0.0,
     "train.warm_start.fill_frl": False,
     "train.warm_start.local_epochs": 0,

@@ -26,13 +26,17 @@ Kinds = tuple[type[Method], ...]
 _RULES: Kinds = (VitAspp, LinearMoE, NonLinearMoE, DenseMoE, AirMoEMethod, LiteralReading, LiteralFittedPhi)
 _CONTROLS: Kinds = (HeadOfAll, HeadOfActive, Ensemble, UniformAverage, OracleByDomain, RandomRouting)
 _KINDS = {kind.name: kind for kind in (*_RULES, *_CONTROLS)}
+# what decides beside a cloud's head
 _WITH_HEAD: Kinds = (
+    LinearMoE,
+    DenseMoE,
     AirMoEMethod,
     HeadOfAll,
     HeadOfActive,
     Ensemble,
+    UniformAverage,
     RandomRouting,
-)  # what decides beside a cloud's head
+)
 _IN_PAPER = {"bisenetv2": "BiSecNetV2"}  # sic
 
 

@@ -1,5 +1,6 @@
-"""One head on the frozen features: ViT+ASPP, and two controls with as many parameters as the experts have."""
+"""One head on the frozen features: ViT+ASPP, and two controls with as many parameters as AirMoE has."""
 
+from airmoe_ray.baselines.airmoe import AirMoEMethod
 from airmoe_ray.baselines.method import Method, Setting, changed
 from airmoe_ray.config import Config
 
@@ -13,9 +14,24 @@ def head_parameters(feature_dim: int, classes: int, hidden: int, width: int) -> 
     return (feature_dim * hidden + 2 * hidden) + branches + (5 * width * hidden + 2 * hidden) + (hidden + 1) * classes
 
 
-def widened(setting: Setting, *, hidden: int, width: int, heads: int) -> tuple[int, int]:
-    """Hidden and branch channels, in nearly the same proportion, of one head with the parameters of so many."""
-    target = heads * head_parameters(setting.feature_dim, setting.classes, hidden, width)
+def airmoe_parameters(setting: Setting, config: Config) -> tuple[int, int]:
+    """Trained parameters of AirMoE as configured, and those active per image, as `compare.size` counts them.
+
+    Experts with psi_j, the cloud's head if there is one, query and FRLs. A refiner is left out: it stands behind a
+    single head as well.
+    """
+    size, clients, dim = config.experts, config.experts.count, config.frl.dim
+    answering, weighed = min(config.routing.top_k, clients), config.routing.fusion == "divergence"
+    head = head_parameters(setting.feature_dim, setting.classes, size.hidden, size.width)
+    psi = (size.hidden + 1) * dim if weighed else 0
+    libraries = sum(config.frl.counts(clients)) * dim if answering < clients else 0  # choosing all reads none
+    query = (setting.feature_dim + 1) * dim + 2 * setting.feature_dim if weighed or libraries else 0
+    common = head * size.shared + query + libraries
+    return clients * (head + psi) + common, answering * (head + psi) + common
+
+
+def widened(setting: Setting, *, hidden: int, width: int, target: int) -> tuple[int, int]:
+    """Hidden and branch channels of one head of so many parameters, in nearly the same proportion as an expert's."""
     sizes = [
         (wide, thin)
         for wide in range(16, _LARGEST, 8)
@@ -60,24 +76,27 @@ class VitAspp(Method):
 
 
 class HeadOfAll(Method):
-    """One head with the parameters of all experts."""
+    """One head with the parameters of all that AirMoE trains."""
 
-    name, title, group = "head-all", "one head, all experts' parameters", "control"
-    about = "one head as large as all experts together (+head: and the cloud's)"
+    name, title, group = "head-all", "one head, all parameters", "control"
+    about = "one head as large as all that AirMoE trains: experts, psi, query, FRLs (+head: and the cloud's head)"
 
     def configure(self, base: Config, setting: Setting) -> Config:
-        size, heads = base.experts, base.experts.count + self.head
-        hidden, width = widened(setting, hidden=size.hidden, width=size.width, heads=heads)
-        return alone(base, hidden=hidden, width=width)
+        trained, _ = airmoe_parameters(setting, AirMoEMethod(head=self.head).configure(base, setting))
+        return _as_large_as(trained, base, setting)
 
 
 class HeadOfActive(Method):
     """One head with the parameters that are active per image."""
 
     name, title, group = "head-active", "one head, active parameters", "control"
-    about = "one head as large as the K experts that answer an image (+head: and the cloud's)"
+    about = "one head as large as what is active in AirMoE per image: K experts, query, FRLs (+head: and the cloud's)"
 
     def configure(self, base: Config, setting: Setting) -> Config:
-        size, heads = base.experts, base.routing.top_k + self.head
-        hidden, width = widened(setting, hidden=size.hidden, width=size.width, heads=heads)
-        return alone(base, hidden=hidden, width=width)
+        _, active = airmoe_parameters(setting, AirMoEMethod(head=self.head).configure(base, setting))
+        return _as_large_as(active, base, setting)
+
+
+def _as_large_as(target: int, base: Config, setting: Setting) -> Config:
+    hidden, width = widened(setting, hidden=base.experts.hidden, width=base.experts.width, target=target)
+    return alone(base, hidden=hidden, width=width)

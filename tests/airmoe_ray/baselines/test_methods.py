@@ -5,7 +5,7 @@ import torch
 
 from airmoe_ray.baselines.method import Setting
 from airmoe_ray.baselines.registry import find_method, find_methods, groups
-from airmoe_ray.baselines.single_head import head_parameters
+from airmoe_ray.baselines.single_head import airmoe_parameters, head_parameters
 from airmoe_ray.config_file import load_config
 from airmoe_ray.experiments.compare.size import model_size
 from airmoe_ray.model.experts import Head
@@ -16,8 +16,8 @@ from tests.airmoe_ray.training.support import random_labels
 SETTING = Setting(feature_dim=320, classes=10, domains=5)
 
 
-def built(name: str) -> AirMoE:
-    config = find_method(name).configure(load_config("quickstart"), SETTING)
+def built(name: str, base: str = "quickstart") -> AirMoE:
+    config = find_method(name).configure(load_config(base), SETTING)
     return AirMoE(config, feature_dim=320, classes=10, dilations=(2, 4, 8))
 
 
@@ -28,12 +28,30 @@ def test_the_count_of_a_head_is_that_of_the_real_one(hidden, width):
     assert sum(p.numel() for p in head.parameters()) == head_parameters(320, 10, hidden, width)
 
 
-@pytest.mark.parametrize(
-    ("name", "heads"), [("head-all", 10), ("head-active", 2), ("head-all+head", 11), ("head-active+head", 3)]
-)
-def test_one_head_is_as_large_as_the_heads_it_stands_for(name, heads):
-    size, one = model_size(built(name)), head_parameters(320, 10, 96, 48)
-    assert size["active"] == size["trained"] == pytest.approx(heads * one, rel=0.02)
+def count(*modules: torch.nn.Module) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())
+
+
+@pytest.mark.parametrize("config", ["quickstart", "camvid-short", "cityscapes"])
+@pytest.mark.parametrize("plus", ["", "+head"])
+def test_one_head_is_as_large_as_the_airmoe_it_stands_for(config, plus):
+    """AirMoE's parameters are counted from its modules, all of which it uses."""
+    airmoe = built(f"airmoe{plus}", config)
+    head = [] if airmoe.shared is None else [airmoe.shared]
+    libraries = airmoe.clients.frl.prototypes_NMd.numel()  # w is renewed, not trained
+    common, experts = libraries + count(airmoe.query, *head), list(airmoe.clients.experts)
+    sizes = {"all": common + count(*experts), "active": common + count(*experts[: airmoe.config.routing.top_k])}
+    for which, wanted in sizes.items():
+        one = model_size(built(f"head-{which}{plus}", config))
+        assert one["active"] == one["trained"] == pytest.approx(wanted, rel=0.01), which
+
+
+@pytest.mark.parametrize("changes", [["routing.fusion=equal"], ["routing.top_k=10"], ["frl.prototypes=4"]])
+def test_one_head_counts_what_a_rule_looks_at(changes):
+    base = load_config("quickstart", changes)
+    airmoe = AirMoE(find_method("airmoe").configure(base, SETTING), feature_dim=320, classes=10, dilations=(2, 4, 8))
+    size = model_size(airmoe)
+    assert airmoe_parameters(SETTING, airmoe.config) == (size["trained"], size["active"])
 
 
 def test_an_ensemble_has_as_many_heads_as_answer_with_airmoe():
@@ -45,12 +63,41 @@ def test_an_ensemble_has_as_many_heads_as_answer_with_airmoe():
 def test_no_method_changes_data_losses_or_steps():
     base = load_config("camvid-offline")
     same = ("epochs", "batch_size", "lr", "schedule", "weight_decay", "lambda_iou", "class_balance", "loss_stride")
+    literal = {"airmoe-literal", "airmoe-literal-phi"}  # the paper's loss is another one than the common loss
     for method in groups()["rules"] + groups()["controls"] + groups()["heads"]:
+        if method.key in literal:
+            continue
         config = method.configure(base, Setting(472, 11, 4))
         assert config.data == base.data, method.key
         assert config.backbone == base.backbone, method.key
         assert config.experts.refiner == base.experts.refiner, method.key
         assert [getattr(config.train, key) for key in same] == [getattr(base.train, key) for key in same], method.key
+
+
+@pytest.mark.parametrize("name", ["airmoe-literal", "airmoe-literal-phi"])
+def test_the_literal_reading_has_the_papers_loss_and_one_k_on_every_configuration(name):
+    base = load_config("camvid-offline", ["experts.refiner=32", "train.lambda_iou=1", "train.top_k=2"])
+    config = find_method(name).configure(base, Setting(472, 11, 4))
+    assert config.experts.refiner == 0
+    assert not config.experts.shared
+    assert (config.train.lambda_iou, config.train.class_balance, config.train.lambda_align) == (0, 0, 0)
+    assert config.train.top_k is None
+    assert config.routing.top_k == base.routing.top_k
+    same = ("epochs", "batch_size", "lr", "schedule", "weight_decay", "loss_stride")
+    assert [getattr(config.train, key) for key in same] == [getattr(base.train, key) for key in same]
+
+
+@pytest.mark.parametrize("method", groups()["heads"], ids=lambda method: method.key)
+def test_whatever_stands_beside_a_clouds_head_takes_a_step(method, make_config):
+    base = make_config()
+    config = method.configure(base, Setting(feature_dim=24, classes=5, domains=2))
+    model = AirMoE(config, feature_dim=24, classes=5, dilations=(1, 2, 3))
+    trainer = Trainer(model, config, total_steps=2)
+    features_BDhw = torch.randn(4, 24, 4, 4, generator=torch.Generator().manual_seed(0))
+    before = [p.detach().clone() for p in model.parameters()]
+    trainer.step(Batch(features_BDhw.to(next(model.parameters())), random_labels(0, batch=4), list(range(4))))
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_names_groups_and_heads_are_found_once_each_in_order():
