@@ -5,7 +5,8 @@ several for one (cars, trucks and buses are vehicles), and what a dataset does n
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,38 +49,48 @@ STREET = ClassTable(
     ),
 )
 
-# what datasets of streets call these classes
+# What datasets of streets call these classes, CamVid's 32 names, Cityscapes', CARLA's, ADE20K's and LabelMe's among
+# them; one spelling and the singular are enough, see `_spellings`.
 _SYNONYMS = {
-    "road": ("street", "asphalt", "drivable", "driveable"),
-    "lane_mark": ("lane", "lanemark", "lane_marking", "road_marking", "road_line", "roadlines", "marking", "lane_mkgs"),
-    "sidewalk": ("pavement", "footpath", "walkway"),
-    "building": ("house", "facade", "wall", "window", "door"),
-    "vegetation": ("tree", "trees", "plant", "plants", "bush", "grass", "terrain"),
-    "sky": (),
-    "vehicle": (
-        "car",
-        "cars",
-        "truck",
-        "bus",
-        "van",
-        "suv",
-        "train",
-        "tram",
-        "motorcycle",
-        "motorbike",
-        "vehicles",
-        "automobile",
-    ),
-    "person": ("pedestrian", "pedestrians", "people", "human"),
-    "bicyclist": ("cyclist", "rider", "bicycle", "bike"),
-    "pole": ("column", "column_pole", "lamp_post", "street_light", "post"),
-    "sign": ("sign_symbol", "signsymbol", "traffic_sign", "traffic_light", "signal", "symbol"),
-    "fence": ("guard_rail", "railing"),
-}
-_MEANING = {word: name for name, words in _SYNONYMS.items() for word in (name, *words)}
-_VOID_WORDS = (VOID, "unlabelled", "unlabeled", "unknown", "ignore", "background", "other", "others")
+    "road": ("street", "asphalt", "drivable", "driveable", "road shoulder", "route", "highway", "roadway", "crosswalk",
+             "driveway", "carriageway", "parking", "parking lot"),
+    "lane_mark": ("lane", "lane marking", "lane line", "road marking", "road line", "road mark", "marking", "lane mkgs",
+                  "lane mkgs driv", "lane mkgs non driv", "zebra crossing"),
+    "sidewalk": ("pavement", "footpath", "footway", "walkway", "kerb", "curb", "parking block", "pedestrian area"),
+    "building": ("house", "facade", "wall", "window", "door", "windowpane", "shop", "roof", "balcony", "skyscraper",
+                 "tower", "edifice", "garage", "bridge", "tunnel", "archway", "arch", "architecture", "chimney",
+                 "stair", "staircase", "awning"),
+    "vegetation": ("tree", "plant", "bush", "grass", "terrain", "shrub", "hedge", "lawn", "foliage", "vegetation misc",
+                   "flower", "palm", "palm tree", "nature", "greenery"),
+    "sky": ("cloud",),
+    "vehicle": ("car", "truck", "bus", "van", "suv", "train", "tram", "motorcycle", "motorbike", "automobile", "auto",
+                "motorcar", "taxi", "lorry", "minibus", "coach", "pickup", "trailer", "caravan", "scooter", "minibike",
+                "motorcycle scooter", "suv pickup truck", "truck bus", "other moving", "on rails", "license plate"),
+    "person": ("pedestrian", "people", "human", "child", "children", "man", "men", "woman", "women"),
+    "bicyclist": ("cyclist", "rider", "bicycle", "bike", "cycle"),
+    "pole": ("column", "column pole", "lamp post", "lamp", "street light", "street lamp", "post", "pole group",
+             "pillar", "lamp pole", "traffic cone"),
+    "sign": ("sign symbol", "traffic sign", "traffic light", "traffic signal", "signal", "symbol", "street sign",
+             "road sign", "signboard", "stop sign", "stoplight", "billboard", "misc text", "banner"),
+    "fence": ("guard rail", "railing", "guardrail fence", "fencing", "barrier", "handrail", "gate"),
+}  # fmt: skip
+# what is not labelled, or is none of these classes; a table that has such a class of its own keeps it
+_VOID_WORDS = (
+    VOID, "unlabelled", "unlabeled", "unknown", "ignore", "ignored", "background", "other", "various", "misc", "none",
+    "nothing", "null", "undefined", "unclassified", "dont care", "clutter", "static", "dynamic", "ground",
+    "ego vehicle", "rectification border", "out of roi", "rail track", "animal", "cart luggage pram", "object",
+)  # fmt: skip
 # the wider class that holds a narrower one where nobody labelled the narrower one apart
 _WIDER = {"lane_mark": "road"}
+
+
+def _key(text: str) -> str:
+    """A name without case and without what separates its words: `TrafficLight`, `traffic_light`, `traffic-light`."""
+    return "".join(character for character in text.casefold() if character.isalnum())
+
+
+_MEANING = {_key(word): name for name, words in _SYNONYMS.items() for word in (name, *words)}
+_VOID_KEYS = {_key(word) for word in _VOID_WORDS}
 
 
 @dataclass(frozen=True)
@@ -150,21 +161,48 @@ def _given_meanings(
     return meanings
 
 
+def _spellings(name: str) -> Iterator[str]:
+    """The keys under which a name may be known: its own, then the singular's."""
+    key = _key(name)
+    yield key
+    for plural, singular in (("ies", "y"), ("es", ""), ("s", "")):
+        if key.endswith(plural) and len(key) > len(plural) + 1:
+            yield key.removesuffix(plural) + singular
+
+
+def _known_word(name: str) -> str | None:
+    for key in _spellings(name):
+        if key in _MEANING:
+            return _MEANING[key]
+        if key in _VOID_KEYS:
+            return VOID
+    return None
+
+
 def _street_word(name: str) -> str:
-    """The street class that a name is a usual word for; else the name itself, in one spelling."""
-    word = "_".join(name.lower().replace("-", " ").split())
-    return _MEANING.get(word, word)
+    """The street class that a name is a usual word for, or void; else the name's own key.
+
+    Of several words for one thing (`sidewalk, pavement`, `bicycle/cyclist`) those that are known must agree.
+    """
+    if word := _known_word(name):
+        return word
+    words = {word for part in re.split(r"[/;,|+]", name) if (word := _known_word(part))}
+    return words.pop() if len(words) == 1 else _key(name)
 
 
 def _meaning(name: str, target: ClassTable, source: str) -> tuple[int, ...]:
     """Of a class by its name: the same one, or one that is a word for the same thing; () for void."""
     if name in target.names:
         return (target.names.index(name),)
+    keys = [_key(own) for own in target.names]
+    for key in _spellings(name):
+        if key in keys:
+            return (keys.index(key),)
     word, words = _street_word(name), [_street_word(own) for own in target.names]
     for candidate in (word, _WIDER.get(word)):
         if candidate in words:
             return (words.index(candidate),)
-    if word in _VOID_WORDS:
+    if word == VOID:
         return ()
     raise DataError(
         f"{source}: nobody knows what its class {name!r} means among {', '.join(target.names)}; "

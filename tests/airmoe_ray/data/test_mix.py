@@ -59,6 +59,48 @@ def test_the_usual_words_for_street_classes_are_understood() -> None:
     assert meanings(table("Pavement", "Traffic-Sign", "void")) == {"Pavement": {"sidewalk"}, "Traffic-Sign": {"sign"}}
 
 
+CAMVID_32 = {
+    "road": "Road RoadShoulder", "lane_mark": "LaneMkgsDriv LaneMkgsNonDriv", "sidewalk": "Sidewalk ParkingBlock",
+    "building": "Building Wall Bridge Tunnel Archway", "vegetation": "Tree VegetationMisc", "sky": "Sky",
+    "vehicle": "Car SUVPickupTruck Truck_Bus Train MotorcycleScooter OtherMoving", "person": "Pedestrian Child",
+    "bicyclist": "Bicyclist", "pole": "Column_Pole TrafficCone", "sign": "SignSymbol TrafficLight Misc_Text",
+    "fence": "Fence", "void": "Void Animal CartLuggagePram",
+}  # fmt: skip
+OTHERS = {
+    "road": "roads street", "lane_mark": "LaneMarking lane-markings RoadLines", "sidewalk": "pavement Footpaths",
+    "building": "buildings facade houses windows doors walls", "vegetation": "trees grass plants bushes Terrain",
+    "vehicle": "cars trucks buses bus motorcycles vans on_rails", "person": "persons people Pedestrians human",
+    "bicyclist": "bike bicycles cyclist rider", "pole": "poles columns streetlight street-lamp polegroup",
+    "sign": "signs TrafficSigns street_sign traffic-lights signboard", "fence": "fences guardrail railings",
+    "void": "various unlabelled Unlabeled background ignore void others out_of_roi",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names_of", [CAMVID_32, OTHERS], ids=["CamVid's 32", "others"])
+def test_spelling_plurals_and_other_datasets_words_are_understood(names_of: dict[str, str]) -> None:
+    for meaning, words in names_of.items():
+        for word in words.split():
+            found = map_classes(table("skies", "lane mark", word), STREET, source="test")
+            expected = IGNORE if meaning == "void" else (STREET.names.index(meaning),)
+            group = IGNORE if found.row_of[2] == IGNORE else found.groups[found.row_of[2]]
+            assert group == expected, word
+
+
+def test_several_words_for_one_thing_must_agree() -> None:
+    lists = table("road;route", "sidewalk, pavement", "bicycle/cyclist", "streetlight, street lamp", "earth, ground")
+    assert set(meanings(lists)) == {"road;route", "sidewalk, pavement", "bicycle/cyclist", "streetlight, street lamp"}
+    line = error_of(lambda: map_classes(table("sky", "car/person"), STREET, source="mine"))
+    assert line.startswith("mine: nobody knows what its class 'car/person' means")
+
+
+def test_a_model_that_tells_cars_from_trucks_gets_each_by_its_own_name() -> None:
+    assert meanings(table("Trucks", "Car", "TrafficSign"), CITYSCAPES) == {
+        "Trucks": {"truck"},
+        "Car": {"car"},
+        "TrafficSign": {"traffic_sign"},
+    }
+
+
 def test_words_are_understood_in_both_directions() -> None:
     """A model of CamVid's classes knows what a vehicle is, and counts lane marks as road."""
     assert meanings(table("vehicle", "lane_mark"), CAMVID) == {"vehicle": {"car"}, "lane_mark": {"road"}}
