@@ -1,8 +1,9 @@
 """What the file-based datasets share: finding image/label pairs, decoding them, mapping ids to classes."""
 
 import hashlib
+import os
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -48,16 +49,17 @@ class PairDataset:
         classes: ClassTable,
         ids: Mapping[int, int],
         channel: Channel = "index",
+        advice: str | None = None,
     ) -> None:
-        """`ids` maps every id that a label file may hold to its class, or to IGNORE."""
+        """`ids` maps every id that a label file may hold to its class, or to IGNORE; `advice` is about other ids."""
         _check_pairs(root, pairs, split)
         self.classes = classes
         self.domains = tuple(sorted({pair.domain for pair in pairs}))
         self._root = root
         self.pairs = pairs
-        self._settings = (type(self).__name__, split, val_fraction, classes.names, channel)
+        self._settings: tuple[object, ...] = (type(self).__name__, split, val_fraction, classes.names, channel)
         self._table = id_table(ids)
-        self._channel = channel
+        self._channel, self._advice = channel, advice
         index = {domain: i for i, domain in enumerate(self.domains)}
         self._domain_of = [index[pair.domain] for pair in pairs]
 
@@ -78,7 +80,7 @@ class PairDataset:
 
     def read_label(self, path: Path) -> UInt8Array:
         """Class ids of a label file."""
-        return map_ids(read_ids(path, channel=self._channel), self._table, path=path)
+        return map_ids(read_ids(path, channel=self._channel), self._table, path=path, advice=self._advice)
 
     def domain_of(self, index: int) -> int:
         return self._domain_of[index]
@@ -112,8 +114,21 @@ def require_folder(folder: Path, *, expected: str) -> Path:
 
 def list_images(folder: Path) -> list[Path]:
     """Image files at any depth, in name order; hidden ones (`._x.jpg` of macOS archives) are not images."""
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and not p.name.startswith("."))
+    found = (p for p in _files_below(folder) if p.suffix.lower() in IMAGE_SUFFIXES and not p.name.startswith("."))
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
+
+
+def _files_below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
+    """Files at any depth, also behind links to folders: a link to a folder that it lies in is not gone into again."""
+    here = os.path.realpath(folder)
+    if here in above:
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _files_below(folder / entry.name, (*above, here))
+            else:
+                yield folder / entry.name
 
 
 def pair_folders(
@@ -175,15 +190,18 @@ def class_ids(classes: int) -> dict[int, int]:
     return {**{i: i for i in range(classes)}, IGNORE: IGNORE}
 
 
-def map_ids(ids: UInt8Array, table: NDArray[np.int16], *, path: Path) -> UInt8Array:
-    """Class of every pixel by `table`; `path` is the label file, for the message about ids it should not hold."""
+def map_ids(ids: UInt8Array, table: NDArray[np.int16], *, path: Path, advice: str | None = None) -> UInt8Array:
+    """Class of every pixel by `table`.
+
+    `path` is the label file, for the message about ids that it should not hold, `advice` what to do about those.
+    """
     label = table[ids]
     if (label == _UNKNOWN).any():
         found = _ranges(np.unique(ids[label == _UNKNOWN]).tolist())
         allowed = _ranges(np.flatnonzero(table != _UNKNOWN).tolist())
         raise DataError(
             f"{path}: label ids {found} are unknown, expected {allowed};"
-            " check that the label belongs to this dataset and holds ids, not colours"
+            f" {advice or 'check that the label belongs to this dataset and holds ids, not colours'}"
         )
     return label.astype(np.uint8)
 

@@ -44,13 +44,11 @@ class LabelMe(PairDataset):
         check_split(split, val_fraction)
         self._coloured = not (root / "classes.json").is_file()
         if self._coloured:
-            classes, pairs = CLASSES, _listed(root, split)
+            classes, ids, pairs = CLASSES, class_ids(len(CLASSES.names)), _listed(root, split)
         else:
-            classes = read_classes(find_classes(root))
+            classes, ids = read_classes(find_classes(root))
             pairs = hold_out(pair_folders(root / "images", root / "labels"), split=split, val_fraction=val_fraction)
-        super().__init__(
-            root, pairs, split=split, val_fraction=val_fraction, classes=classes, ids=class_ids(len(classes.names))
-        )
+        super().__init__(root, pairs, split=split, val_fraction=val_fraction, classes=classes, ids=ids)
 
     def read_label(self, path: Path) -> UInt8Array:
         """Class ids of a label file, from ids or from colours."""

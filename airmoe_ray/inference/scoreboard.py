@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
 from airmoe_ray.data.mix import Mix
+from airmoe_ray.errors import DataError
 from airmoe_ray.inference.scores import ConfusionMatrix, Counts, RoutingStats, confusion_tables
 from airmoe_ray.model.seam import AirMoEOutput
 from airmoe_ray.runtime.workers import Workers
@@ -113,7 +114,12 @@ class Scoreboard:
         self.stats.add_others(workers)
 
     def result(self) -> dict[str, Any]:
-        """What `airmoe eval --json` prints."""
+        """What `airmoe eval --json` prints; refused where no pixel was labelled, as 0 would look like a score."""
+        if not any(matrix.counts.any() for matrix in self.total.matrices):
+            raise DataError(
+                f"every pixel of the {len(self.dataset)} images is void, so there is nothing to score; "
+                "check the label files, the classes file and data.map"
+            )
         domains = zip(self.dataset.domains, self.by_domain, strict=True)
         per_part = self.total.per_part()
         return {

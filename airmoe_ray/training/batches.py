@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from airmoe_ray.config import Config
 from airmoe_ray.data.base import IGNORE, ClassTable
+from airmoe_ray.errors import DataError
 from airmoe_ray.features.sources import Source
 from airmoe_ray.runtime.rng import generator, training_id
 from airmoe_ray.runtime.workers import OneWorker, Workers, shard
@@ -79,6 +80,8 @@ def labelling_of(source: Source, classes: ClassTable, balance: float) -> Labelli
     for index in range(len(source.shape_of)):
         label = source.plain(index)[1]
         counts += np.bincount(label[label != IGNORE], minlength=labels)[:labels]
+    if not counts.any():
+        raise DataError("every pixel of the training images is void; check the label files, the classes file and `map`")
     share = counts / counts.sum()
     weight = np.where(share > 0, np.maximum(share, 1e-6), 1.0) ** -balance
     return Labelling(torch.tensor(weight / (weight * share).sum(), dtype=torch.float32), classes.unions)

@@ -21,6 +21,11 @@ from tests.airmoe_ray.data.support import HEIGHT, WIDTH, error_of, put_flat, put
         ("{}", "expected a list of names"),
         ("[", "cannot be read as a classes file"),
         ('["a", "a"]', "listed twice"),
+        ('{"a": 0, "b": 0}', "two classes have the id 0"),
+        ('{"a": 0, "b": 300}', "entry 'b': 300"),
+        ('{"a": 0, "b": true}', "entry 'b': True"),
+        ('{"a": 0, "b": 255}', "'b' has the id 255, which is the void label"),
+        ('["void"]', "names no class besides void"),
         ('["a", 3]', "class entry 3"),
         ('[{"name": "a", "color": [1, 2, 300]}]', "three numbers 0..255"),
     ],
@@ -61,6 +66,17 @@ def test_unknown_ids_are_listed_with_the_allowed_range(tmp_path: Path) -> None:
     put_flat(tmp_path, "a_1", ids=[0, 1, 12, 13, 14, 77, 255, 11])
     message = error_of(lambda: CamVid(tmp_path, "all")[0])
     assert "a_1.png: label ids 12..14, 77 are unknown, expected 0..11, 255" in message
+
+
+def test_an_id_past_the_classes_is_refused_with_the_way_to_call_it_void(tmp_path: Path) -> None:
+    put_flat(tmp_path, "a", ids=[0, 1, 11, 2, 0, 0, 0, 0])
+    (tmp_path / "classes.txt").write_text("\n".join(f"class {i}" for i in range(11)))
+    message = error_of(lambda: Folder(tmp_path, "all")[0])
+    assert "a.png: label ids 11 are unknown, expected 0..10, 255; name them in classes.txt" in message
+    assert "a class called void" in message
+    with (tmp_path / "classes.txt").open("a") as file:
+        file.write("\nvoid\n")
+    assert Folder(tmp_path, "all")[0].label[0, 2] == 255
 
 
 @pytest.mark.parametrize("content", [b"", b"not an image"])

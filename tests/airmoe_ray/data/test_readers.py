@@ -128,6 +128,45 @@ def test_folder_reads_every_form_of_classes_file(file: str, text: str, tmp_path:
     assert dataset[0].label[0, :3].tolist() == [0, 1, IGNORE]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"sky": 3, "road": 1, "Void": 11}',
+        '{"1": "road", "3": "sky", "11": "void"}',
+        '{"road": 1, "sky": 3, "void": 11}',
+    ],
+)
+def test_a_classes_file_may_say_the_ids_and_which_of_them_is_void(text: str, tmp_path: Path) -> None:
+    put_flat(tmp_path, "x", ids=[1, 3, 11, 255, 1, 1, 1, 1])
+    (tmp_path / "classes.json").write_text(text)
+    dataset = Folder(tmp_path, "train")
+    assert dataset.classes.names == ("road", "sky")
+    assert dataset[0].label[0, :4].tolist() == [0, 1, IGNORE, IGNORE]
+    (tmp_path / "classes.json").write_text('{"road": 3, "sky": 1, "void": 11}')
+    assert Folder(tmp_path, "train").fingerprint() != dataset.fingerprint()
+
+
+def test_a_class_called_void_is_void_in_a_list_as_well(tmp_path: Path) -> None:
+    put_flat(tmp_path, "x", ids=[0, 1, 2, 255, 0, 0, 0, 0])
+    (tmp_path / "classes.txt").write_text("road\nvoid\nsky, 1, 2, 3\n")
+    dataset = Folder(tmp_path, "train")
+    assert (dataset.classes.names, dataset.classes.palette[1]) == (("road", "sky"), (1, 2, 3))
+    assert dataset[0].label[0, :4].tolist() == [0, IGNORE, 1, IGNORE]
+
+
+def test_linked_folders_are_followed_and_loops_are_not(tmp_path: Path) -> None:
+    put_flat(tmp_path / "elsewhere", "1", "2")
+    put_flat(tmp_path / "data", "night/1")
+    for kind in ("images", "labels"):
+        (tmp_path / "data" / kind / "day").symlink_to(tmp_path / "elsewhere" / kind)
+        (tmp_path / "data" / kind / "night" / "loop").symlink_to(tmp_path / "data" / kind)
+    (tmp_path / "data" / "classes.txt").write_text("road\n")
+    dataset = Folder(tmp_path / "data", "all")
+    assert names(dataset) == ["day_1", "day_2", "night_1"]
+    assert dataset.domains == ("day", "night")
+    assert dataset.fingerprint()
+
+
 def test_folder_reads_split_folders_and_a_classes_file_elsewhere(tmp_path: Path) -> None:
     put_flat(tmp_path / "data" / "train", "x")
     put_flat(tmp_path / "data" / "val", "x")

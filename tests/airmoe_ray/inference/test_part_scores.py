@@ -7,7 +7,7 @@ import torch
 from airmoe_ray.data.base import IGNORE, ClassTable, Sample
 from airmoe_ray.data.class_map import map_classes
 from airmoe_ray.data.mix import Mix, Part, meaning_of
-from airmoe_ray.errors import UserError
+from airmoe_ray.errors import DataError, UserError
 from airmoe_ray.inference.evaluate import leave_refiner_alone
 from airmoe_ray.inference.masks import Prepared, mask_of
 from airmoe_ray.inference.scoreboard import PartScores, Scoreboard
@@ -109,3 +109,12 @@ def test_a_refiner_left_alone_sees_logits_of_zero_and_there_must_be_one() -> Non
     Holder.model.refiner = None
     with pytest.raises(UserError, match="no refiner"):
         leave_refiner_alone(Holder())  # type: ignore[arg-type]
+
+
+def test_labels_that_are_all_void_are_no_score_of_zero() -> None:
+    dataset = Pictures(("road", "car"), 2, 0)
+    dataset.labels[:] = IGNORE
+    board = Scoreboard(dataset, clients=1)
+    board.add(None, [0, 1], [np.zeros(SIZE, np.int64)] * 2, list(dataset.labels))
+    with pytest.raises(DataError, match=r"every pixel of the 2 images is void, so there is nothing to score; [^\n]+$"):
+        board.result()
