@@ -52,19 +52,20 @@ def open_dataset(config: DataConfig, split: str) -> SegmentationDataset:
 
 
 def _open_mix(config: DataConfig, split: str) -> Mix:
-    """The parts' own splits; as `val`, those parts that hold images out."""
+    """The parts' own splits; as `val` and `test`, what the parts hold out: nothing that was trained on."""
     if not config.parts:
         raise DataError("data.name: mix needs its datasets; list them in data.parts, such as [{name: scenes}]")
     names = tuple(config.classes) or STREET.names
     colours = dict(zip(STREET.names, STREET.palette, strict=True))
     common = ClassTable(names, tuple(colours.get(name, made_up_colour(i)) for i, name in enumerate(names)))
+    unseen = split in ("val", "test")
     parts: list[Part] = []
     kept: list[int] = []
     for p, part in enumerate(config.parts):
         title, settings = part.title or part.name, _settings_of(part, config)
         try:
-            dataset = open_dataset(settings, "train" if split == "val" else split)
-            if split == "val" and (held := _held_out_of(part, settings, dataset)) is not None:
+            dataset = open_dataset(settings, _source_split(part, "train" if unseen else split))
+            if unseen and (held := _held_out_of(part, settings, dataset, split)) is not None:
                 dataset, kept = held, [*kept, p]
             elif split == "train" and part.hold_out:
                 dataset = by_domain(dataset, part.hold_out, inside=False)
@@ -74,14 +75,24 @@ def _open_mix(config: DataConfig, split: str) -> Mix:
         parts.append(Part(title, dataset, meaning, share=part.share, words=part.words))
     check_mix(parts, common)
     whole = Mix(parts, common)
-    if split == "val" and not kept:
-        raise MissingFolderError("data.parts: no part holds images out; data.val_fraction holds some out of each")
-    return whole.restricted(kept) if split == "val" else whole
+    if unseen and not kept:
+        raise MissingFolderError(
+            "data.parts: no part holds images out; data.val_fraction holds some out of each, "
+            "and --split train scores what was trained on"
+        )
+    return whole.restricted(kept) if unseen else whole
 
 
-def _held_out_of(part: PartConfig, settings: DataConfig, train: SegmentationDataset) -> SegmentationDataset | None:
-    """What a part keeps for validation: the domains that it names, or what the dataset holds out by itself."""
-    return by_domain(train, part.hold_out, inside=True) if part.hold_out else held_out(settings, train)
+def _source_split(part: PartConfig, split: str) -> str:
+    """What a part is cut from: LabelMeFacade's two lists divide each place, so both where places are held out."""
+    return "all" if part.name == "labelme" and part.hold_out else split
+
+
+def _held_out_of(
+    part: PartConfig, settings: DataConfig, train: SegmentationDataset, split: str
+) -> SegmentationDataset | None:
+    """What a part keeps for validation or test: the domains that it names, or what the dataset holds out by itself."""
+    return by_domain(train, part.hold_out, inside=True) if part.hold_out else held_out(settings, train, split)
 
 
 def _settings_of(part: PartConfig, config: DataConfig) -> DataConfig:
@@ -92,10 +103,10 @@ def _settings_of(part: PartConfig, config: DataConfig) -> DataConfig:
     return config.model_copy(update={"name": part.name, "root": root, "parts": [], "classes": []})
 
 
-def held_out(config: DataConfig, train: SegmentationDataset) -> SegmentationDataset | None:
-    """The validation split; None where there is none, or where it would be the training images again."""
+def held_out(config: DataConfig, train: SegmentationDataset, split: str = "val") -> SegmentationDataset | None:
+    """The validation or test split; None where there is none, or where it would be the training images again."""
     try:
-        val = open_dataset(config, "val")
+        held = open_dataset(config, split)
     except MissingFolderError:
         return None
-    return None if val[0].name == train[0].name else val
+    return None if held[0].name == train[0].name else held

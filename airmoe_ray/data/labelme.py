@@ -26,9 +26,24 @@ _COLOURS = {
     (0, 128, 0): 4,
     (0, 0, 128): 1,
 }
-_NO_PLACE = re.compile(
-    r"\d+\w*|static|outdoors?|street|city|village|cars?|set\d*|usa|spain|submitted.*|(\d*(jan|feb|mar|apr|may|jun|jul|aug|"
-    r"sep|oct|nov|dec)\w*)"
+# The places of its collections, by what the file's name says: the first that fits, so towns go before the island they
+# are on. Collections that say no place, or one of a few photographs, are `elsewhere`.
+_PLACES = (
+    ("puigpunyent", "puigpunyent"),
+    ("palma", "palma"),
+    ("mallorca", "mallorca"),
+    ("cambridge_uk", "cambridge_uk"),
+    ("cambridge", "cambridge"),
+    ("boston", "boston"),
+    ("spatial_envelope", "spatial_envelope"),
+    ("bay_area", "bay_area"),
+    ("dartmouth", "dartmouth"),
+    ("davis", "davis"),
+    ("harvard", "harvard"),
+    ("kendall", "kendall"),
+    ("montana", "montana"),
+    ("porter", "porter"),
+    (r"saxena|^img-.*-p-\d+t\d+$", "saxena"),
 )
 ELSEWHERE = "elsewhere"
 
@@ -56,15 +71,8 @@ class LabelMe(PairDataset):
 
 
 def place_of(stem: str) -> str:
-    """The place in a file's name: what is left of the collection's name without dates and words of all streets.
-
-    `05june05_static_street_boston_p1010736` is of boston, `static_outdoor_bozeman_montana_usa_img_3807` of
-    bozeman_montana.
-    """
-    collection = re.split(r"__|_(?=(?:p|img|dsc|dscn|dscf|picture|im)_?\d)", stem.lower())[0]
-    words = collection.split("_submitted")[0].split("_")
-    kept = [word for word in words if not _NO_PLACE.fullmatch(word)]
-    return "_".join(kept) if kept and kept != [stem.lower()] else ELSEWHERE
+    """The place that a file's name tells: `05june05_static_street_boston__p1010736` is of boston."""
+    return next((place for words, place in _PLACES if re.search(words, stem.lower())), ELSEWHERE)
 
 
 def _listed(root: Path, split: str) -> list[Pair]:

@@ -32,6 +32,7 @@ class Mix:
 
     def __init__(self, parts: Sequence[Part], classes: ClassTable) -> None:
         self.parts = tuple(parts)
+        self.left_out: tuple[str, ...] = ()  # parts whose images were all trained on, where others are scored
         groups = dict.fromkeys(group for part in parts for group in part.meaning.groups if len(group) > 1)
         self.classes = ClassTable(classes.names, classes.palette, tuple(groups))
         self.domains = tuple(f"{part.name}/{domain}" for part in parts for domain in part.dataset.domains)
@@ -52,6 +53,7 @@ class Mix:
         """The same mix with some of its parts: classes and labels keep their meaning."""
         smaller = Mix([self.parts[p] for p in keep], self.classes)
         smaller.classes = self.classes
+        smaller.left_out = tuple(part.name for p, part in enumerate(self.parts) if p not in keep)
         smaller._tables = [self._tables[p] for p in keep]
         return smaller
 
@@ -105,6 +107,13 @@ class Mix:
 def meaning_of(dataset: SegmentationDataset, index: int) -> ClassMap | None:
     """How a sample's label reads a model's classes; None: as they are."""
     return dataset.parts[dataset.part_of(index)].meaning if isinstance(dataset, Mix) else None
+
+
+def not_scored(dataset: SegmentationDataset) -> str | None:
+    """A line about the parts of a mix that have nothing to score; None where all have."""
+    if not isinstance(dataset, Mix) or not dataset.left_out:
+        return None
+    return f"not scored: {', '.join(dataset.left_out)}, whose images were all trained on (--split train scores those)"
 
 
 def adopt(dataset: SegmentationDataset, classes: ClassTable, *, given: Mapping[str, Meaning], source: str) -> Mix:

@@ -26,7 +26,9 @@ from api.cli.reporters import reporting
 def eval_(
     run: RunOption = "runs/quickstart",
     config: ConfigOption = None,
-    split: Annotated[str, typer.Option(help="train, val, test or all.")] = "test",
+    split: Annotated[
+        str, typer.Option(help="train, val, test or all; of a mix, val and test are what it holds out.")
+    ] = "test",
     overrides: SetOption = [],  # noqa: B006  typer copies it
     checkpoint: CheckpointOption = Checkpoint.LAST,
     pictures: Annotated[Path | None, typer.Option(help="Also draw one example per domain into this PNG.")] = None,
@@ -44,6 +46,7 @@ def eval_(
     # imported late: torch and timm take seconds, and other verbs need neither
     from airmoe_ray.config_file import load_config, parse_config
     from airmoe_ray.data import adopt, open_dataset
+    from airmoe_ray.data.mix import not_scored
     from airmoe_ray.inference.evaluate import evaluate, leave_refiner_alone
     from airmoe_ray.inference.example_sheet import example_sheet
     from airmoe_ray.inference.segmenter import Segmenter
@@ -58,6 +61,8 @@ def eval_(
     if list(dataset.classes.names) != card.classes:
         dataset = adopt(dataset, card.table, given=settings.data.map, source=settings.data.name)
     with reporting() as report:
+        if line := not_scored(dataset):
+            report.line(line)
         report.stage(f"evaluating {len(dataset)} images of {settings.data.name}")
         if settings.model != "airmoe":
             from airmoe_ray.baselines.networks.checkpoint import load_network

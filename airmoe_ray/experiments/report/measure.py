@@ -13,6 +13,7 @@ from airmoe_ray.config import Config
 from airmoe_ray.config_file import load_config, parse_config
 from airmoe_ray.data import adopt, open_dataset
 from airmoe_ray.data.base import SegmentationDataset, UInt8Array
+from airmoe_ray.data.mix import not_scored
 from airmoe_ray.errors import UserError
 from airmoe_ray.experiments.report.tokens import TokenMap, token_map
 from airmoe_ray.features.preprocess import to_tensor
@@ -72,6 +73,8 @@ def measure(
     dataset = open_dataset(settings.data, split)
     if list(dataset.classes.names) != card.classes:
         dataset = adopt(dataset, card.table, given=settings.data.map, source=settings.data.name)
+    if line := not_scored(dataset):
+        report.line(line)
     report.stage(f"evaluating {len(dataset)} images of {settings.data.name}")
     segmenter = Segmenter.load(checkpoint, settings)
     scores = evaluate(segmenter, dataset, progress=report.progress("evaluated"))

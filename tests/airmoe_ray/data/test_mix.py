@@ -13,7 +13,7 @@ from airmoe_ray.data.base import IGNORE, ClassTable
 from airmoe_ray.data.camvid import CLASSES as CAMVID
 from airmoe_ray.data.cityscapes import CLASSES as CITYSCAPES
 from airmoe_ray.data.class_map import STREET, ClassMap, map_classes
-from airmoe_ray.data.mix import Mix
+from airmoe_ray.data.mix import Mix, not_scored
 from airmoe_ray.data.scenes import CLASSES as SCENES
 from tests.airmoe_ray.data.support import error_of, put_flat, put_image, put_label
 
@@ -170,6 +170,20 @@ def test_validation_is_of_the_parts_that_hold_images_out_and_labels_mean_the_sam
     assert set(np.unique(both[0].label)) == {len(STREET.names)}
 
 
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_part_whose_images_were_all_trained_on_is_left_out_and_named(split: str, tmp_path: Path) -> None:
+    camvid = {"name": "camvid", "root": str(put_flat(tmp_path, "0001TP_1", "0001TP_2", ids=3)), "title": "drives"}
+    held = open_dataset(mix(camvid, {"name": "scenes"}), split)
+    assert isinstance(held, Mix)
+    assert [part.name for part in held.parts] == ["scenes"]
+    assert not_scored(held) == "not scored: drives, whose images were all trained on (--split train scores those)"
+    assert not_scored(open_dataset(mix(camvid, {"name": "scenes"}), "train")) is None
+    assert not_scored(open_dataset(mix(camvid, {"name": "scenes"}, val_fraction=0.5), split)) is None
+    others = {name: "void" for name in CAMVID.names if name not in ("road", "sky")}
+    line = error_of(lambda: open_dataset(mix({**camvid, "map": others}, classes=["road", "sky"]), split))
+    assert line.startswith("data.parts: no part holds images out")
+
+
 def test_the_fingerprint_tells_what_labels_mean(tmp_path: Path) -> None:
     put_folder(tmp_path, ["tree", "lawn"])
     prints, camvid = set(), {"name": "camvid", "root": str(put_flat(tmp_path / "cam", "0001TP_1", ids=3))}
@@ -231,11 +245,12 @@ def test_domains_that_a_part_holds_out_are_validation_and_never_training(tmp_pat
     put_flat(tmp_path, "0001TP_1", "0016E5_2", "0016E5_3", "Seq05VD_4", ids=3)
     part = {"name": "camvid", "root": str(tmp_path), "hold_out": ["0016E5"]}
     config = mix(part, {"name": "scenes"})
-    train, val, whole = (open_dataset(config, split) for split in ("train", "val", "test"))
+    train, val, test = (open_dataset(config, split) for split in ("train", "val", "test"))
     assert [train[i].name for i in range(2)] == ["camvid/0001TP_1", "camvid/Seq05VD_4"]
     assert [val[i].name for i in range(2)] == ["camvid/0016E5_2", "camvid/0016E5_3"]
     assert [dataset.domain_of(1) for dataset in (train, val)] == [2, 1]
-    assert len(whole) == 4 + 200
+    assert [test[i].name for i in range(3)] == ["camvid/0016E5_2", "camvid/0016E5_3", "scenes/scene_0500000"]
+    assert (len(val), len(test)) == (2 + 200, 2 + 200)
     assert (
         train.fingerprint()
         != open_dataset(mix({**part, "hold_out": ["Seq05VD"]}, {"name": "scenes"}), "train").fingerprint()
