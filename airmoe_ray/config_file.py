@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from airmoe_ray.config import SECRETS, Config
+from airmoe_ray.config import SECRETS, Config, PartConfig
 from airmoe_ray.errors import ConfigError
 
 
@@ -33,7 +33,8 @@ def parse_config(tree: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error.errors()[0])) from None
+        first = error.errors()[0]
+        raise ConfigError(_part_named(first, tree) + _explain(first)) from None
 
 
 def find_config(file: str | Path) -> Path:
@@ -112,14 +113,29 @@ def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
     tree[last] = value
 
 
+def _part_named(error: ErrorDetails, tree: dict[str, Any]) -> str:
+    """Which part of a mix a complaint is about, by what it is called: numbers in a list have to be counted."""
+    match error["loc"]:
+        case ("data", "parts", int(index), *_):
+            part = tree["data"]["parts"][index]
+            called = part.get("title") or part.get("name") if isinstance(part, dict) else None
+            return f"part {called}: " if called else ""
+    return ""
+
+
 def _explain(error: ErrorDetails) -> str:
     """One line for pydantic's first complaint."""
+    place = [str(part) for part in error["loc"]]
     # names of union branches and validators are pydantic's own, not keys of ours
     keys = {part for key, *_ in fields() for part in key.split(".")}
-    place = [str(part) for part in error["loc"]]
+    inside = place[:2] == ["data", "parts"]
+    if inside:
+        keys |= {*place[2:3], *PartConfig.model_fields}
     if error["type"] == "extra_forbidden":
         dotted = ".".join(place)
         valid = [key for key, *_ in fields()] if len(place) > 1 else list(Config.model_fields)
+        if inside:
+            valid = [".".join((*place[:3], name)) for name in PartConfig.model_fields]
         near = difflib.get_close_matches(dotted, valid, n=1, cutoff=0.3)
         hint = f"did you mean {near[0]}?" if near else "`airmoe config` lists all keys"
         return f"{dotted}: unknown key; {hint}"

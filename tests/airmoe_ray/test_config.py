@@ -116,3 +116,21 @@ def test_a_host_that_no_browser_would_send_is_told(host):
     with pytest.raises(ConfigError, match=r"serve\.hosts = .* expected a name such as") as error:
         parse_config({"serve": {"hosts": ["localhost", host]}})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        (
+            "{name: camvid, title: drives, share: 0}",
+            "part drives: data.parts.1.share = 0: input should be greater than 0",
+        ),
+        ("{name: camvid, shar: 1}", "part camvid: data.parts.1.shar: unknown key; did you mean data.parts.1.share?"),
+        ("{title: drives}", "part drives: data.parts.1.name = {'title': 'drives'}: field required"),
+        ("camvid", "data.parts.1 = 'camvid': input should be a valid dictionary or instance of PartConfig"),
+    ],
+)
+def test_mistakes_in_a_part_of_a_mix_name_part_and_field(part: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({}, [f"data.parts=[{{name: scenes}}, {part}]"])
+    assert str(caught.value) == line
