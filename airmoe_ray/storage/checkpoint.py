@@ -126,7 +126,7 @@ def load_checkpoint(folder: Path, *, network: bool = False) -> tuple[Config, Mod
 
 def load_weights(folder: Path, model: AirMoE) -> None:
     """Fill a model from its checkpoint; every tensor must be there in the right shape."""
-    _assign(cloud_tensors(model.cloud), *_read(folder / "cloud.safetensors"))
+    load_cloud(model.cloud, read_file(folder / "cloud.safetensors"), str(folder / "cloud.safetensors"))
     clients = len(model.clients.experts)
     found = len(list((folder / "experts").glob("expert_*.safetensors")))
     if found != clients:
@@ -159,8 +159,11 @@ def compute_dtype(stored: Tensor) -> torch.dtype:
 
 
 def load_cloud(cloud: CloudParts, content: bytes, source: str) -> None:
-    """Fill the cloud's parts from the bytes of `cloud.safetensors`."""
-    _assign(cloud_tensors(cloud), parse_tensors(content, source), source)
+    """Fill the cloud's parts from the bytes of `cloud.safetensors`; a stored refiner may be switched off."""
+    stored = parse_tensors(content, source)
+    if cloud.refiner is None:
+        stored = {name: value for name, value in stored.items() if not name.startswith("refiner.")}
+    _assign(cloud_tensors(cloud), stored, source)
 
 
 def load_client(clients: LocalClients, index: int, content: bytes, source: str) -> None:

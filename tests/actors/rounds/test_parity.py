@@ -248,6 +248,11 @@ def test_the_cloud_refines_as_in_one_process(double: Pair, make_config: Callable
     assert result.logits_BChw.shape[2:] == (16, 24)
     assert result.grid == (4, 6)  # what crossed the air is as coarse as ever
     assert_close(torch.from_numpy(result.logits_BChw), expected.logits_BChw, 1e-4)
+    off = config.model_copy(update={"experts": config.experts.model_copy(update={"refiner": 0})})
+    plain = Cloud(CloudSpec(off, card), read_file(tmp_path / "c" / "cloud.safetensors"))
+    plain.connect(pair.clients().roster)
+    coarse = plain.segment(batch_of(settings), images).logits_BChw
+    assert_close(torch.from_numpy(coarse), expected.coarse_BChw, 1e-4)
 
 
 def test_weights_stored_in_half_are_computed_in_full_precision_on_both_sides(

@@ -113,6 +113,10 @@ def test_a_run_with_a_refiner_trains_saves_and_answers(tmp_path: Path) -> None:
     padded = image.padded.shape
     assert output.logits_BChw.shape[2:] == (padded[0] // 4, padded[1] // 4)
     assert output.coarse_BChw.shape[2:] == (padded[0] // 16, padded[1] // 16)
+    without = Segmenter.load(tmp_path / "run" / "checkpoint", small(tmp_path, "experts.refiner=0"))
+    assert torch.equal(without.run([image], [3]).logits_BChw, output.coarse_BChw)  # all else is as it was
+    with pytest.raises(CheckpointError, match="fine_dims"):
+        train_run(small(tmp_path, "experts.refiner=0", "train.epochs=3"), tmp_path / "run", resume=True)
 
 
 def test_a_backbone_without_finer_maps_and_a_run_of_another_kind_are_refused(tmp_path: Path) -> None:
