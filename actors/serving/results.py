@@ -134,6 +134,7 @@ def _image_result(  # noqa: PLR0917
             gains_K=[abs(gain) ** 2 for gain in gamma.values()],
             snr_db=channel.snr_db,
             clients=len(batch.present_N),
+            routing=settings.routing,
         ),
         batch_size=len(batch.rho_B),
         timings_ms={"queue": queued_ms, **batch.timings_ms},

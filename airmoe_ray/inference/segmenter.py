@@ -113,7 +113,7 @@ class Segmenter:
         prepared = self.prepare(seen, original=(rgb.shape[0], rgb.shape[1]))
         output = self.run([prepared], [seed], routing_config=config.routing, channel=config.channel)
         return segmentation_of(
-            output, prepared, image=rgb, card=self.card, config=self.config, channel=config.channel, seed=seed
+            output, prepared, image=rgb, card=self.card, config=config, channel=config.channel, seed=seed
         )
 
     def _changed(self, *, snr_db: float | None, top_k: int | None, channel: str | None) -> Config:

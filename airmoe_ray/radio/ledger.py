@@ -1,5 +1,7 @@
 """Communication ledger: what one input costs on each link, and what the alternatives would cost.
 
+It counts what the routing rule and the fusion weights need to cross, so that methods compare: P_j where the rule reads
+it, delta_j where it weighs. The processes send both whatever the rule is.
 b bits per real number (32 by default); the analog air is counted in complex channel uses, not bits.
 """
 
@@ -9,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airmoe_ray.config import Config
+from airmoe_ray.config import Config, RoutingConfig
 from airmoe_ray.errors import ConfigError
 from airmoe_ray.runtime.imports import load_class
 
@@ -28,7 +30,7 @@ class Ledger:
     air_channel_uses: int  # d_y of payload, whatever K is; pilots come on top; 0 where nobody transmits
     uplink_raw_feature_bits: int  # instead of statistics: every client's hidden features
     tdma_bits: int  # instead of the air: every routed client's quantised output in turn
-    tdma_channel_uses: int | None  # the same in channel uses at scale_limit; None without channel gains
+    tdma_channel_uses: int | None  # the same in channel uses at capacity, log2(1 + SNR |gamma|^2); None without gains
 
 
 def routing_uplink_bits(clients: int, dim: int, bits: int = BITS_PER_REAL) -> int:
@@ -46,12 +48,14 @@ def account(
     gains_K: Sequence[float] | None = None,
     snr_db: float | None = None,
     clients: int | None = None,
+    routing: RoutingConfig | None = None,
     bits: int = BITS_PER_REAL,
 ) -> Ledger:
     """The ledger of one input with `top_k` transmitting clients whose |gamma_j|^2 are `gains_K`; C_route is Eq. (3).
 
-    `snr_db` and `clients` take the place of the configured SNR and N.
+    `snr_db`, `clients` and `routing` take the place of the configured SNR, N and rule: those of the request.
     """
+    routing = routing or config.routing
     cells = grid[0] * grid[1]
     n, d, d_y = clients or config.experts.count, config.frl.dim, classes * cells
     digital_bits = config.channel.digital_bits
@@ -61,9 +65,9 @@ def account(
         tdma_uses = sum(math.ceil(d_y * digital_bits / math.log2(1 + snr * gain)) for gain in gains_K)
     return Ledger(
         downlink_broadcast_bits=feature_dim * cells * bits + d * bits,
-        uplink_routing_bits=routing_uplink_bits(n, d if _reads_statistics(config) else 0, bits),
+        uplink_routing_bits=routing_uplink_bits(n, d if _reads_statistics(routing, n) else 0, bits),
         downlink_routed_bits=n,
-        uplink_report_bits=(2 if config.routing.fusion == "divergence" else 1) * bits * top_k,
+        uplink_report_bits=(2 if routing.fusion == "divergence" else 1) * bits * top_k,
         downlink_weights_bits=(top_k + 1) * bits if top_k else 0,
         air_channel_uses=d_y if top_k else 0,
         uplink_raw_feature_bits=raw_feature_bits(config, cells, clients=n, bits=bits),
@@ -72,11 +76,11 @@ def account(
     )
 
 
-def _reads_statistics(config: Config) -> bool:
+def _reads_statistics(routing: RoutingConfig, clients: int) -> bool:
     """Whether clients are chosen by what they send: most gates, a random choice, or a choice of all need nothing."""
-    if config.routing.gated:
-        return bool(getattr(load_class(config.routing.rule, object, "routing.rule"), "needs_statistics", False))
-    return config.routing.rule == "js" and config.routing.top_k < config.experts.count
+    if routing.gated:
+        return bool(getattr(load_class(routing.rule, object, "routing.rule"), "needs_statistics", False))
+    return routing.rule == "js" and routing.top_k < clients
 
 
 def raw_feature_bits(config: Config, cells: int, *, clients: int, bits: int = BITS_PER_REAL) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.serving.supervisor import Supervisor
-from airmoe_ray.config import Config
+from airmoe_ray.config import Config, RoutingConfig
 from airmoe_ray.errors import ConfigError
 from airmoe_ray.radio.ledger import Ledger, account, check_budget, routing_uplink_bits
 
@@ -46,6 +46,39 @@ def test_air_costs_the_same_for_any_number_of_clients_and_tdma_pays_for_each(
     alone = [ledger(config, 1, [gain], snr_db).tdma_channel_uses for gain in gains]
     assert more.tdma_channel_uses == sum(uses for uses in alone if uses is not None)
     assert alone[0] == math.ceil(144 / math.log2(1 + 10 ** (snr_db / 10) * gains[0]))
+
+
+@pytest.mark.parametrize(
+    ("routing", "reals"),
+    [
+        ({"rule": "js"}, 8),
+        ({"rule": "js", "top_k": 4}, 0),  # K = N: everybody is routed, whatever P_j is
+        ({"rule": "random"}, 0),
+        ({"rule": "airmoe_ray.baselines.linear_moe:LinearGate"}, 0),
+        ({"rule": "js", "fusion": "equal"}, 8),
+    ],
+)
+def test_statistics_count_where_the_rule_reads_them(
+    make_config: Configs, routing: dict[str, object], reals: int
+) -> None:
+    assert ledger(make_config(routing=routing)).uplink_routing_bits == 4 * (reals * 32 + 1)
+
+
+@pytest.mark.parametrize(("fusion", "reals"), [("divergence", 2), ("equal", 1)])
+def test_delta_counts_where_it_weighs(make_config: Configs, fusion: str, reals: int) -> None:
+    assert ledger(make_config(routing={"fusion": fusion})).uplink_report_bits == 2 * reals * 32
+
+
+def test_a_request_is_charged_by_its_own_routing(make_config: Configs) -> None:
+    def charged(routing: RoutingConfig, clients: int = 4) -> int:
+        return account(
+            make_config(), feature_dim=6, classes=3, grid=(2, 3), top_k=2, clients=clients, routing=routing
+        ).uplink_routing_bits
+
+    chosen = make_config().routing.model_copy(update={"top_k": 4})
+    assert charged(chosen) == 4
+    assert charged(chosen, clients=5) == routing_uplink_bits(5, 8)  # K < N again once a client is added
+    assert charged(chosen.model_copy(update={"top_k": 1})) == routing_uplink_bits(4, 8)
 
 
 def test_tdma_channel_uses_need_channel_gains(make_config: Configs) -> None:

@@ -142,6 +142,8 @@ def test_top_k_experts_are_routed(client, top_k):
     answer = segment(client, seed=5, top_k=top_k, channel="ideal").json()
     assert sum(expert["selected"] for expert in answer["routing"]["experts"]) == top_k
     assert sum(expert["weight"] > 0 for expert in answer["routing"]["experts"]) == top_k
+    fade_bits_alone = answer["communication"]["uplink_routing_bits"] == EXPERTS
+    assert fade_bits_alone == (top_k == EXPERTS)  # where everybody is routed no statistic decides
 
 
 # images of every kind
