@@ -13,8 +13,8 @@ from actors.rounds.calls import unseal
 from actors.rounds.messages import Array, BatchResult, FloatArray, Settings
 from actors.rounds.roster import describe
 from airmoe_ray.config import ChannelConfig, Config
-from airmoe_ray.radio.channel import noise_power
-from airmoe_ray.radio.ledger import Ledger, account
+from airmoe_ray.inference.result import account_of
+from airmoe_ray.radio.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _image_result(  # noqa: PLR0917
     seed: int,
     queued_ms: float,
 ) -> ImageResult:
-    channel, wanted = settings.channel, settings.participants.includes
+    wanted = settings.participants.includes
     transmitting = [
         (int(c), float(b), complex(g))
         for c, b, g in zip(batch.transmit_BK[row], batch.beta_BK[row], gamma_K, strict=True)
@@ -103,6 +103,17 @@ def _image_result(  # noqa: PLR0917
     weight = {client: beta for client, beta, _ in transmitting}
     gamma = {client: gain for client, _, gain in transmitting}
     selected = {int(c) for c in batch.selected_BK[row] if c >= 0}
+    told = account_of(
+        config,
+        selected=selected,
+        faded_N=batch.faded_BN[row].tolist(),
+        gamma=gamma,
+        channel=settings.channel,
+        routing=settings.routing,
+        feature_dim=feature_dim,
+        classes=batch.logits_BChw.shape[1],
+        grid=batch.grid,
+    )
     return ImageResult(
         logits_Chw=batch.logits_BChw[row],
         clients=tuple(
@@ -116,26 +127,16 @@ def _image_result(  # noqa: PLR0917
             )
             for client in range(len(batch.present_N))
         ),
-        channel=channel,
+        channel=settings.channel,
         seed=seed,
         rho=float(batch.rho_B[row]),
-        noise_power=noise_power(channel) if channel.kind == "air" else 0.0,
+        noise_power=told.noise_power,
         nmse=float(batch.nmse_B[row]),
-        truncated=tuple(sorted(c for c in selected if batch.faded_BN[row, c] and c not in weight)),
+        truncated=told.truncated,
         skipped={client: fault for client, fault in batch.skipped_B[row].items() if wanted(client)},
         renewed=batch.renewed_B[row],
         all_faded=bool(batch.all_faded_B[row]),
-        ledger=account(
-            config,
-            feature_dim=feature_dim,
-            classes=batch.logits_BChw.shape[1],
-            grid=batch.grid,
-            top_k=len(weight),
-            gains_K=[abs(gain) ** 2 for gain in gamma.values()],
-            snr_db=channel.snr_db,
-            clients=len(batch.present_N),
-            routing=settings.routing,
-        ),
+        ledger=told.ledger,
         batch_size=len(batch.rho_B),
         timings_ms={"queue": queued_ms, **batch.timings_ms},
     )

@@ -3,13 +3,14 @@
 Suffixes: N clients, K routed.
 """
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from airmoe_ray.config import ChannelConfig, Config
+from airmoe_ray.config import ChannelConfig, Config, RoutingConfig
 from airmoe_ray.data.base import ClassTable, UInt8Array
 from airmoe_ray.inference.masks import Prepared, mask_and_scores
 from airmoe_ray.inference.pictures import colour_mask, overlay
@@ -95,6 +96,45 @@ class Segmentation:
         return f"<Segmentation {width}x{height}: {told}; clients {', '.join(str(c.id) for c in self.answered)}>"
 
 
+@dataclass(frozen=True)
+class ImageAccount:
+    """What is known of one image's way over the air."""
+
+    truncated: tuple[int, ...]  # routed clients in deep fade
+    noise_power: float  # sigma_c^2 per complex symbol; 0 where there is no air
+    ledger: Ledger
+
+
+def account_of(
+    config: Config,
+    *,
+    selected: Collection[int],
+    faded_N: Sequence[bool],
+    gamma: Mapping[int, complex],
+    channel: ChannelConfig,
+    routing: RoutingConfig,
+    feature_dim: int,
+    classes: int,
+    grid: tuple[int, int],
+) -> ImageAccount:
+    """The account of an image with its own `channel` and `routing`; `gamma` has the gains of those that were heard."""
+    return ImageAccount(
+        truncated=tuple(sorted(j for j in selected if faded_N[j] and j not in gamma)),
+        noise_power=noise_power(channel) if channel.kind == "air" else 0.0,
+        ledger=account(
+            config,
+            feature_dim=feature_dim,
+            classes=classes,
+            grid=grid,
+            top_k=len(gamma),
+            gains_K=[abs(gain) ** 2 for gain in gamma.values()],
+            snr_db=channel.snr_db,
+            clients=len(faded_N),
+            routing=routing,
+        ),
+    )
+
+
 def segmentation_of(
     output: AirMoEOutput[Any],
     prepared: Prepared,
@@ -102,24 +142,23 @@ def segmentation_of(
     image: UInt8Array,
     card: ModelCard,
     config: Config,
-    channel: ChannelConfig,
     seed: int,
 ) -> Segmentation:
-    """The answer of a batch of one image; `channel` is the one it went through."""
+    """The answer of a batch of one image; `config` has the routing and the channel that it went through."""
     mask, score_C, area_C = mask_and_scores(output.logits_BChw[0], prepared)
     clients = _clients(output, card)
-    heard = [client for client in clients if client.weight > 0]
     height, width = output.coarse_BChw.shape[2:]
-    ledger = account(
+    told = account_of(
         config,
+        selected=[client.id for client in clients if client.selected],
+        faded_N=output.round.faded_BN[0].tolist(),
+        gamma={client.id: client.gamma for client in clients if client.gamma is not None},
+        channel=config.channel,
+        routing=config.routing,
         feature_dim=card.feature_dim,
         classes=len(card.classes),
         grid=(height, width),
-        top_k=len(heard),
-        gains_K=[abs(client.gamma) ** 2 for client in heard if client.gamma is not None],
-        snr_db=channel.snr_db,
     )
-    faded_N = output.round.faded_BN[0].tolist()
     return Segmentation(
         mask=mask,
         classes=card.table.names,
@@ -130,16 +169,16 @@ def segmentation_of(
         scores={name: float(score) for name, score in zip(card.classes, score_C, strict=True)},
         routing=clients,
         channel=ChannelReport(
-            kind=channel.kind,
-            snr_db=channel.snr_db,
+            kind=config.channel.kind,
+            snr_db=config.channel.snr_db,
             rho=float(output.rho_B[0]),
-            truncated=tuple(c.id for c in clients if c.selected and faded_N[c.id] and c.weight == 0),
-            noise_power=noise_power(channel) if channel.kind == "air" else 0.0,
+            truncated=told.truncated,
+            noise_power=told.noise_power,
             nmse=float(output.nmse_B[0]),
-            channel_uses=ledger.air_channel_uses,
+            channel_uses=told.ledger.air_channel_uses,
             seed=seed,
         ),
-        communication=ledger,
+        communication=told.ledger,
         image=image,
     )
 

@@ -112,9 +112,7 @@ class Segmenter:
         rgb, seen = read_pixels(image, max_pixels=config.serve.max_pixels, long_side=long_side)
         prepared = self.prepare(seen, original=(rgb.shape[0], rgb.shape[1]))
         output = self.run([prepared], [seed], routing_config=config.routing, channel=config.channel)
-        return segmentation_of(
-            output, prepared, image=rgb, card=self.card, config=config, channel=config.channel, seed=seed
-        )
+        return segmentation_of(output, prepared, image=rgb, card=self.card, config=config, seed=seed)
 
     def _changed(self, *, snr_db: float | None, top_k: int | None, channel: str | None) -> Config:
         """The configuration with what one call chooses, checked as any other."""
