@@ -112,6 +112,19 @@ def test_every_citation_is_a_number_of_the_paper() -> None:
     assert not wrong
 
 
+def test_how_to_add_names_what_is_in_the_file_it_links_to() -> None:
+    page = ROOT / "docs" / "architecture.md"
+    places = re.findall(
+        r"((?:`[\w.]+`\s+and\s+)*`[\w.]+`)\s+(?:in|of)\s+\[[^\]]*\]\(([^)#]+)\)", section(page, "How to add")
+    )
+    named = [(name, page.parent / file) for names, file in places for name in re.findall(r"`([\w.]+)`", names)]
+    assert len(named) > 15
+    for name, file in named:
+        for part in name.split("."):  # `Class.field`
+            defined = rf"^\s*(?:(?:async def|def|class|const|function) {part}\b|{part}(?:: .*)? = |{part}: )"
+            assert re.search(defined, file.read_text(), re.MULTILINE), f"{name} is not in {file.name}"
+
+
 def test_the_tree_lists_the_folders_that_exist_and_no_others() -> None:
     tree = re.findall(r"^( *)(\w+)/ ", section(ROOT / "README.md", "What is where"), re.MULTILINE)
     listed, top = set(), ""

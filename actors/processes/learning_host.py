@@ -1,4 +1,7 @@
-"""A host whose clients learn: experts, psi, FRLs and optimizers never leave this process in training.
+"""A host whose clients learn: experts, psi, FRLs and optimizers stay in this process, but for the operator's backup.
+
+No exchange carries them; `archive` does, outside the protocol, so that a checkpoint is whole and a client that
+restarts goes on from there.
 
 Suffixes: B inputs, n clients of this host, d statistic, C classes, h w grid; P routed pairs; S samples of D_j.
 """

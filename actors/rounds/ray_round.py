@@ -1,7 +1,8 @@
 """One round over Ray: the five exchanges of `airmoe_ray.model.seam`, with clients that live in actors and may fail.
 
-Small statistics come back to the caller (the cloud); features, outputs and gammas travel as object references and go
-only where the paper lets them go.
+Small statistics come back to the caller (the cloud); features and outputs travel as object references and go only
+where the paper lets them go. Gammas come back from the channel as sealed bytes: the cloud passes them on unopened, for
+the account of the answer.
 Suffixes: B inputs, N clients, K routed, n clients of one host, d statistic, C classes, h w grid; P routed pairs.
 """
 
