@@ -26,6 +26,7 @@ from airmoe_ray.model.routing import (
     truncate,
 )
 from airmoe_ray.model.seam import AirMoEOutput, Clients, R_co, Round
+from airmoe_ray.radio.channel import distortion
 from airmoe_ray.radio.power import receive, receive_scale
 from airmoe_ray.runtime.rng import complex_normal_BN
 
@@ -47,7 +48,7 @@ def collaborate(
     domains_B: Tensor | None = None,
     top_k_B: Sequence[int] | None = None,
 ) -> AirMoEOutput[R_co]:
-    """Algorithm 1 for one mini-batch, from the broadcast of (Q, F) to the fused logits.
+    """Algorithm 1 for one mini-batch: route, Eq. (1), and fuse, Eq. (2), from the broadcast of (Q, F) to the logits.
 
     With a `shared` head the cloud adds its own logits to what the air delivers; with `refine` it sharpens the sum.
     Everybody answers the query, but only `participants` are routed; the cloud's head alone needs no transmission.
@@ -137,8 +138,7 @@ def _over_the_air(
         # weights must sum to 1 over those who are heard: the survivors renormalise and transmit again
         routing = replace(routing, active_BK=routing.active_BK & ~received.lost_BK)
     logits_BChw = receive(received.signal_BChw, rho_B)  # Eq. (23)
-    nmse_B = received.error_energy_B / received.clean_energy_B.clamp_min(torch.finfo(logits_BChw.dtype).tiny)
-    return _Heard(logits_BChw, routing, report.delta_BK, beta_BK, rho_B, nmse_B, report.psi_BKd)
+    return _Heard(logits_BChw, routing, report.delta_BK, beta_BK, rho_B, distortion(received), report.psi_BKd)
 
 
 def _nothing(routing: Routing, query_dist_Bd: Tensor) -> _Heard:

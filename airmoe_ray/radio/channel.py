@@ -118,5 +118,14 @@ def deliver(
     return weighted_sum(sent_BKChw, beta_BK.to(sent_BKChw), bits=bits)
 
 
+def distortion(received: Received) -> Tensor:
+    r"""NMSE of each input, (B,): the distortion ||y^_ota - y^||^2 of Eq. (5), over ||y^||^2.
+
+    Of r and its noise, before the receiver divides both by sqrt(rho): the ratio is the same.
+    """
+    clean_B = received.clean_energy_B
+    return received.error_energy_B / clean_B.clamp_min(torch.finfo(clean_B.dtype).tiny)
+
+
 def _energy(values_BChw: Tensor) -> Tensor:
     return values_BChw.detach().square().sum(dim=(1, 2, 3))

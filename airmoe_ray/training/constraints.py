@@ -11,7 +11,7 @@ from airmoe_ray.radio.power import energy_budget
 
 
 def check_constraints(output: AirMoEOutput[LocalRound], config: Config, *, tolerance: float = 1e-4) -> None:
-    """Assert all six for one batch; `tolerance` is relative."""
+    """Assert all six of Eq. (6) for one batch; `tolerance` is relative."""
     routing, top_k = output.routing, config.routing.top_k
     if config.routing.rule == "js":
         least_B = routing.prob_BN.gather(1, routing.selected_BK).amin(dim=-1)
