@@ -120,12 +120,18 @@ class Expert:
     version: Annotated[int | None, Field(description="renewals its FRL had seen")]
 
 
+FaultName = Literal["late", "lost", "invalid", "failed", "quarantined", "restarting"]
+"""What was wrong with a client: the members of `Fault`, in small letters."""
+
+
 class RoutingFacts(BaseModel):
     """Who answered, and whether somebody could not."""
 
     experts: list[Expert]
     degraded: bool
-    reason: str | None
+    reason: str | None = Field(description="why it is degraded, as a sentence; programs read faults and all_faded")
+    faults: dict[int, FaultName] = Field(description="by client: why it could not take part or confirm a renewal")
+    all_faded: bool = Field(description="all routed clients were in deep fade; the strongest transmitted all the same")
 
 
 class ChannelFacts(BaseModel):

@@ -148,15 +148,13 @@ class Storm:
 
 
 def _is_degraded(body: dict[str, Any]) -> bool:
-    """Whether a response is degraded, judged by its account: a client absent, or lost on the way, or all of S faded."""
+    """Whether a response must be degraded: a client absent, lost on the way or at fault, or all of S in deep fade."""
     routing, channel = body["routing"], body["channel"]
     absent = any(expert["js"] is None for expert in routing["experts"])
     selected = {expert["id"] for expert in routing["experts"] if expert["selected"]}
     heard = {expert["id"] for expert in routing["experts"] if expert["weight"] > 0}
     lost = selected - heard - set(channel["truncated"])
-    rescued = len(heard) == 1 and selected and set(channel["truncated"]) | heard == selected and len(selected) > 1
-    all_faded = bool(rescued) and "deep fade" in (routing["reason"] or "")
-    return bool(absent or lost or all_faded)
+    return bool(absent or lost or routing["faults"] or routing["all_faded"])
 
 
 def _figure(value: float, unit: str, target: str | None = None, ok: bool | None = None) -> dict[str, Any]:

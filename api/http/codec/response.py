@@ -4,16 +4,18 @@ Suffixes: C classes.
 """
 
 import time
+from typing import cast
 
 import numpy as np
 import torch
 from pydantic import TypeAdapter
 
+from actors.errors import Fault
 from actors.serving.results import ClientAccount, ImageResult
 from airmoe_ray.data.base import ClassTable, UInt8Array
 from airmoe_ray.inference.masks import Prepared, mask_and_scores, mask_of
 from api.http.codec import encode
-from api.http.schemas import ChannelFacts, Expert, Format, LabelledMask, RoutingFacts, SegmentResponse
+from api.http.schemas import ChannelFacts, Expert, FaultName, Format, LabelledMask, RoutingFacts, SegmentResponse
 
 # bytes at once: `model_dump_json` makes text, which would have to be encoded again, megabytes of it
 to_json = TypeAdapter(SegmentResponse).dump_json
@@ -44,9 +46,7 @@ def segment_response(
         height=mask.shape[0],
         segments=segments,
         mask=index,
-        routing=RoutingFacts(
-            experts=[_expert(client) for client in result.clients], degraded=result.degraded, reason=result.reason
-        ),
+        routing=_routing_facts(result),
         channel=channel_facts(result),
         communication=result.ledger,
         timings_ms={stage: round(ms, 3) for stage, ms in timings_ms.items()},
@@ -112,6 +112,21 @@ def headers(result: ImageResult) -> dict[str, str]:
 
 def _logits(result: ImageResult) -> torch.Tensor:
     return torch.from_numpy(np.array(result.logits_Chw))  # a copy: what comes from the object store is read-only
+
+
+def _routing_facts(result: ImageResult) -> RoutingFacts:
+    return RoutingFacts(
+        experts=[_expert(client) for client in result.clients],
+        degraded=result.degraded,
+        reason=result.reason,
+        faults={client: fault_name(result.skipped[client]) for client in sorted(result.skipped)},
+        all_faded=result.all_faded,
+    )
+
+
+def fault_name(fault: Fault) -> FaultName:
+    """A fault as programs read it."""
+    return cast("FaultName", fault.name.lower())
 
 
 def _expert(client: ClientAccount) -> Expert:

@@ -5,7 +5,7 @@ import io
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ from airmoe_ray.config import Config
 from airmoe_ray.data.base import ClassTable
 from airmoe_ray.inference.masks import Prepared
 from airmoe_ray.radio.ledger import Ledger
-from api.http.codec.response import headers, segment_response, to_json
-from api.http.schemas import SegmentResponse
+from api.http.codec.response import fault_name, headers, segment_response, to_json
+from api.http.schemas import FaultName, SegmentResponse
 
 STORED = json.loads(Path(__file__).with_name("segment_0_3_0.json").read_text())
 CLASSES = ClassTable(("road", "Straße", "sky"), ((128, 64, 128), (0, 0, 70), (70, 130, 180)))
@@ -72,14 +72,21 @@ def measured(path: str) -> bool:
     return path in {".timings_ms.encode", ".timings_ms.total"}
 
 
+def known_to_0_3_0(sent: bytes) -> Any:
+    """The answer without what has been added since."""
+    answer = json.loads(sent)
+    del answer["routing"]["faults"], answer["routing"]["all_faded"]
+    return answer
+
+
 def test_keys_and_their_order_and_types_are_those_of_0_3_0(sent):
-    new, old = leaves(json.loads(sent)), leaves(STORED)
+    new, old = leaves(known_to_0_3_0(sent)), leaves(STORED)
     assert [(path, type(value)) for path, value in new] == [(path, type(value)) for path, value in old]
 
 
 def test_values_are_those_of_0_3_0(sent):
     old = dict(leaves(STORED))
-    for path, value in leaves(json.loads(sent)):
+    for path, value in leaves(known_to_0_3_0(sent)):
         if path.endswith(".mask"):  # another zlib may pack the same pixels otherwise
             assert (pixels(value) == pixels(old[path])).all()
         elif path.endswith(".score") and path.startswith(".segments"):
@@ -90,6 +97,12 @@ def test_values_are_those_of_0_3_0(sent):
 
 def pixels(mask: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(mask))))
+
+
+def test_faults_are_named_for_programs(sent):
+    routing = json.loads(sent)["routing"]
+    assert (routing["faults"], routing["all_faded"]) == ({"1": "lost"}, False)
+    assert {fault_name(fault) for fault in Fault} == set(get_args(FaultName))
 
 
 def test_times_are_in_whole_microseconds_and_the_total_is_since_arrival(sent):
