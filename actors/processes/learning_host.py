@@ -19,7 +19,7 @@ from actors.rounds.calls import Pinned
 from actors.rounds.messages import Array, HostSpec, HostStatistic, Read, Renew
 from airmoe_ray.model.experts import ExpertOutput, set_precision
 from airmoe_ray.storage.checkpoint import expert_tensors, load_client, parse_tensors, serialise
-from airmoe_ray.training.optimizers import optimizers, restore_moments, stored_moments
+from airmoe_ray.training.optimizers import descend, forget_gradients, optimizers, restore_moments, stored_moments
 from airmoe_ray.training.pixel_losses import Labelling
 from airmoe_ray.training.split_backward import Lesson, agreement, client_loss, square_norm
 from airmoe_ray.training.warm_start import OwnData, warm_start_client
@@ -98,8 +98,7 @@ class LearningHost(ExpertHost):
             gain_P=round_.gain_Bn[message.sample_P, [index for _, index in pairs]],
             channel=round_.channel,
         )
-        for optimizer in self._optimizers():
-            optimizer.zero_grad(set_to_none=True)  # None, not 0: an expert without a sample must not move
+        forget_gradients(self.adam, self.sgd)
         loss.backward()
         norm = 0.0
         if message.learning_rate is None:
@@ -115,10 +114,7 @@ class LearningHost(ExpertHost):
         for parameter in self.clients.parameters():
             if message.scale != 1.0 and parameter.grad is not None:
                 parameter.grad.mul_(message.scale)
-        for group in self.adam.param_groups:
-            group["lr"] = message.learning_rate
-        for optimizer in self._optimizers():
-            optimizer.step()
+        descend(self.adam, self.sgd, rate=message.learning_rate)
         self.clients.frl.project()
         self.renew(Renew(message.round_id, message.sample_P, message.client_P, tickets_B=()))
         self.rounds.end([message.round_id])
@@ -165,9 +161,6 @@ class LearningHost(ExpertHost):
 
     def _pairs(self, sample_P: Array, client_P: Array) -> list[tuple[int, int]]:
         return [(int(row), self.index_of[int(client)]) for row, client in zip(sample_P, client_P, strict=True)]
-
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [self.adam] if self.sgd is None else [self.adam, self.sgd]
 
 
 def _belongs(name: str, index: int) -> bool:

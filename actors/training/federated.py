@@ -34,7 +34,14 @@ from airmoe_ray.runtime.workers import OneWorker
 from airmoe_ray.storage.checkpoint import ModelCard, TrainerState, expert_tensors, load_client, parse_tensors, serialise
 from airmoe_ray.storage.remote_run import RemoteRun
 from airmoe_ray.storage.staged_run import train_staged
-from airmoe_ray.training.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
+from airmoe_ray.training.optimizers import (
+    descend,
+    forget_gradients,
+    learning_rate,
+    optimizers,
+    restore_moments,
+    stored_moments,
+)
 from airmoe_ray.training.pixel_losses import PLAIN, Labelling
 from airmoe_ray.training.run import train_run
 from airmoe_ray.training.split_backward import clip_together, cloud_gradients, loss_terms, report_gradients
@@ -165,8 +172,8 @@ class FederatedTrainer:
         agreement_BK = round_.weigh(own.logits_BChw)
         report = report_gradients(agreement_BK, output, round_.scale_limit_BK, own.logits_BChw, config)
         heard = int(routing.active_BK.sum())
-        rate = config.train.lr * learning_rate_factor(self.step_count, self.total_steps, config.train)
-        self.adam.zero_grad(set_to_none=True)
+        rate = learning_rate(self.step_count, self.total_steps, config.train)
+        forget_gradients(self.adam, None)
         learned = round_.learn(
             own.stat_BNd,
             report,
@@ -192,9 +199,7 @@ class FederatedTrainer:
             elsewhere = sum(found.square_norm for found in learned.values())
             scale = clip_together(grads, elsewhere, limit=self.config.train.grad_clip)
             round_.descend(learned, learning_rate=rate, scale=scale)
-        for group in self.adam.param_groups:
-            group["lr"] = rate * group["factor"]
-        self.adam.step()
+        descend(self.adam, None, rate=rate)
         self.step_count += 1
 
     def end_epoch(self) -> None:

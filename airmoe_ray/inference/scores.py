@@ -53,15 +53,26 @@ class ConfusionMatrix:
         present = truth + predicted > 0
 
         def ratio(numerator: NDArray[np.float64], denominator: NDArray[np.number]) -> list[float | None]:
-            values = 100 * numerator / np.maximum(denominator, 1)
+            values = 100 * numerator / denominator
             return [float(v) if here else None for v, here in zip(values, present, strict=True)]
 
-        return {
-            "iou": ratio(hit, truth + predicted - hit),
-            "f1": ratio(2 * hit, truth + predicted),
-            "pre": ratio(hit, predicted),
-            "rec": ratio(hit, truth),
-        }
+        return {name: ratio(*terms) for name, terms in score_terms(hit, truth, predicted).items()}
+
+
+def score_terms(
+    hit: NDArray[np.float64], truth: NDArray[np.number], predicted: NDArray[np.number]
+) -> dict[str, tuple[NDArray[np.float64], NDArray[np.number]]]:
+    """Numerator and denominator of each score, from pixels by class: hit, of the truth, predicted.
+
+    A denominator is at least 1: a class that is nowhere has the score 0, which the caller leaves out.
+    """
+    terms: dict[str, tuple[NDArray[np.float64], NDArray[np.number]]] = {
+        "iou": (hit, truth + predicted - hit),
+        "f1": (2 * hit, truth + predicted),
+        "pre": (hit, predicted),
+        "rec": (hit, truth),
+    }
+    return {name: (numerator, np.maximum(denominator, 1)) for name, (numerator, denominator) in terms.items()}
 
 
 def confusion_tables(

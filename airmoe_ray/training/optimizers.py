@@ -41,6 +41,27 @@ def restore_moments(module: nn.Module, adam: torch.optim.Adam, moments: dict[str
         adam.state[parameter][moment] = value.to(parameter.device, dtype)
 
 
+def forget_gradients(adam: torch.optim.Adam, sgd: torch.optim.SGD | None) -> None:
+    """Before a backward pass: None, not 0, since an expert without a sample must not move."""
+    for optimizer in (adam, sgd):
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=True)
+
+
+def descend(adam: torch.optim.Adam, sgd: torch.optim.SGD | None, *, rate: float) -> None:
+    """One step of both; Adam's at `rate` times each part's own factor, SGD's at its own rate."""
+    for group in adam.param_groups:
+        group["lr"] = rate * group["factor"]
+    for optimizer in (adam, sgd):
+        if optimizer is not None:
+            optimizer.step()
+
+
+def learning_rate(step: int, total: int, config: TrainConfig) -> float:
+    """Adam's learning rate at a step of a run of so many."""
+    return config.lr * learning_rate_factor(step, total, config)
+
+
 def learning_rate_factor(step: int, total: int, config: TrainConfig) -> float:
     """1, or a linear warm-up over the first 3 % of the run and a cosine down to 1 %."""
     if config.schedule == "constant":

@@ -21,7 +21,14 @@ from airmoe_ray.runtime.workers import OneWorker, Workers
 from airmoe_ray.storage.checkpoint import TrainerState
 from airmoe_ray.training.constraints import check_constraints
 from airmoe_ray.training.losses import LossTerms, head_objective, objective, solo_objective
-from airmoe_ray.training.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
+from airmoe_ray.training.optimizers import (
+    descend,
+    forget_gradients,
+    learning_rate,
+    optimizers,
+    restore_moments,
+    stored_moments,
+)
 from airmoe_ray.training.pixel_losses import PLAIN, Labelling
 from airmoe_ray.training.warm_start import Indices, warm_start
 
@@ -147,7 +154,6 @@ class Trainer:
         """
         if not self.model.training:  # walking over all modules takes a percent of a small step
             self.model.train()
-        self._set_learning_rate()
         if self.step_count < self.shared_steps:
             return self._shared_step(batch)
         output = self.model(
@@ -192,13 +198,11 @@ class Trainer:
         return StepResult(self._whole(loss), nobody_BK, torch.ones(len(batch.ids_B), 1, dtype=torch.bool))
 
     def _descend(self, loss: LossTerms) -> None:
-        for optimizer in self._optimizers():
-            optimizer.zero_grad(set_to_none=True)  # None, not 0: an expert without a sample must not move
+        forget_gradients(self.adam, self.sgd)
         self.workers.backward(loss.total, self.model.parameters())
         if self.config.train.grad_clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.grad_clip)
-        for optimizer in self._optimizers():
-            optimizer.step()
+        descend(self.adam, self.sgd, rate=learning_rate(self.step_count, self.total_steps, self.config.train))
         self.step_count += 1
 
     @torch.no_grad()
@@ -237,11 +241,3 @@ class Trainer:
         parts = torch.stack([loss.ce, loss.frl, loss.align, loss.shared, loss.iou]).detach()
         ce, frl, align, shared, iou = self.workers.total(parts)
         return LossTerms(ce, ce, loss.lb.detach(), frl, align, shared, iou).weighed(self.config.train)
-
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [self.adam] if self.sgd is None else [self.adam, self.sgd]
-
-    def _set_learning_rate(self) -> None:
-        rate = self.config.train.lr * learning_rate_factor(self.step_count, self.total_steps, self.config.train)
-        for group in self.adam.param_groups:
-            group["lr"] = rate * group["factor"]

@@ -26,7 +26,7 @@ from airmoe_ray.storage.checkpoint import TrainerState, load_trainer_state
 from airmoe_ray.storage.shipped import BEST, LAST
 from airmoe_ray.training.batches import Schedule, labelling_of
 from airmoe_ray.training.losses import pixel_loss
-from airmoe_ray.training.optimizers import learning_rate_factor, optimizers, restore_moments, stored_moments
+from airmoe_ray.training.optimizers import descend, learning_rate, optimizers, restore_moments, stored_moments
 from airmoe_ray.training.pixel_losses import Labelling
 from airmoe_ray.training.preflight import Data, check_settings, open_data
 from airmoe_ray.training.run_folder import (
@@ -55,8 +55,6 @@ class NetworkTrainer:
         if len(batch.ids_B) == 1:
             return None
         train = self.config.train
-        for group in self.adam.param_groups:
-            group["lr"] = train.lr * learning_rate_factor(self.step_count - 1, self.total_steps, train)
         self.network.train()
         # what a network draws in its forward pass (dropout, crops) follows from the step, so that a resumed run goes on
         torch.manual_seed(derive_key(self.config.seed, f"network/{self.step_count}") & (2**63 - 1))
@@ -67,7 +65,7 @@ class NetworkTrainer:
         loss.backward()
         if train.grad_clip:
             nn.utils.clip_grad_norm_(self.network.parameters(), train.grad_clip)
-        self.adam.step()
+        descend(self.adam, None, rate=learning_rate(self.step_count - 1, self.total_steps, train))
         return loss.detach()
 
     def _loss(self, logits_BCHW: Tensor, labels_BHW: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from airmoe_ray.experiments.student import student_quantile
+from airmoe_ray.inference.scores import score_terms
+
 RESAMPLES = 4000
-# two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom
-_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 METRICS = ("miou", "mf1", "mpre", "mrec")
 
 Counts = NDArray[np.int64]
@@ -47,14 +48,11 @@ def scores_of(counts: NDArray[np.number]) -> dict[str, Floats]:
     """
     hit, truth, predicted = (counts[..., i, :].astype(np.float64) for i in range(3))
     present = truth + predicted > 0
-    ratios = {
-        "miou": hit / np.maximum(truth + predicted - hit, 1),
-        "mf1": 2 * hit / np.maximum(truth + predicted, 1),
-        "mpre": hit / np.maximum(predicted, 1),
-        "mrec": hit / np.maximum(truth, 1),
-    }
     classes = np.maximum(present.sum(axis=-1), 1)
-    return {name: 100 * np.where(present, ratio, 0).sum(axis=-1) / classes for name, ratio in ratios.items()}
+    return {
+        f"m{name}": 100 * np.where(present, numerator / denominator, 0).sum(axis=-1) / classes
+        for name, (numerator, denominator) in score_terms(hit, truth, predicted).items()
+    }
 
 
 def estimate(counts: Sequence[Counts], metric: str, *, seed: int = 0) -> Estimate:
@@ -75,16 +73,8 @@ def over_seeds(values: Sequence[float]) -> Estimate:
     mean, runs = float(np.mean(values)), len(values)
     if runs == 1:
         return Estimate(mean, math.nan, math.nan, 1, "seeds")
-    half = t_quantile(runs - 1) * float(np.std(values, ddof=1)) / math.sqrt(runs)
+    half = student_quantile(runs - 1) * float(np.std(values, ddof=1)) / math.sqrt(runs)
     return Estimate(mean, mean - half, mean + half, runs, "seeds")
-
-
-def t_quantile(freedom: int) -> float:
-    """Student's two-sided 95 % quantile; beyond the table a series that is right to a thousandth."""
-    if freedom <= len(_T_95):
-        return _T_95[freedom - 1]
-    z = 1.959964
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def paired(reference: Sequence[Counts], other: Sequence[Counts], metric: str = "miou", *, seed: int = 0) -> Difference:

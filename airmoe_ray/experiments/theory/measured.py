@@ -15,6 +15,7 @@ from torch import Tensor
 
 from airmoe_ray.config import ChannelConfig
 from airmoe_ray.errors import UserError
+from airmoe_ray.experiments.student import student_quantile
 from airmoe_ray.experiments.theory import controlled
 from airmoe_ray.experiments.theory.bounds import worst_receive_scale
 from airmoe_ray.experiments.theory.settings import Constants
@@ -224,21 +225,3 @@ def interval(values: Array) -> tuple[float, float]:
     """Two-sided 95 % interval of the mean by Student's t."""
     half = student_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return float(values.mean()) - half, float(values.mean()) + half
-
-
-def student_quantile(freedom: int, probability: float = 0.975) -> float:
-    r"""Quantile of Student's t by bisection.
-
-    With t = sqrt(n) tan u the distribution function is 1/2 + c times the integral of cos^(n-1) from 0 to u.
-    """
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-
-    def below(u: float) -> float:
-        grid = np.linspace(0, u, 2001)
-        return 0.5 + scale * float(np.trapezoid(np.cos(grid) ** (freedom - 1), grid))
-
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) < probability else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)

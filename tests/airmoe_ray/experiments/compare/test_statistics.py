@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from airmoe_ray.experiments.compare.records import pack, unpack
-from airmoe_ray.experiments.compare.statistics import METRICS, estimate, over_seeds, paired, scores_of, t_quantile
+from airmoe_ray.experiments.compare.statistics import METRICS, estimate, over_seeds, paired, scores_of
+from airmoe_ray.experiments.student import student_quantile
 from airmoe_ray.inference.scores import ConfusionMatrix
 
 
@@ -38,10 +39,21 @@ def test_scores_of_margins_are_those_of_the_whole_matrix():
 
 
 @pytest.mark.parametrize(
-    ("freedom", "value"), [(1, 12.706), (4, 2.776), (15, 2.131), (20, 2.086), (30, 2.042), (120, 1.980)]
+    ("freedom", "value"),
+    [
+        (1, 12.706),
+        (2, 4.303),
+        (4, 2.776),
+        (10, 2.228),
+        (15, 2.131),
+        (20, 2.086),
+        (30, 2.042),
+        (120, 1.980),
+        (200, 1.972),
+    ],
 )
 def test_quantiles_are_those_of_printed_tables(freedom, value):
-    assert t_quantile(freedom) == pytest.approx(value, abs=1.5e-3)
+    assert student_quantile(freedom) == pytest.approx(value, abs=6e-4)
 
 
 def test_the_interval_over_seeds_covers_the_truth_nineteen_times_in_twenty():
