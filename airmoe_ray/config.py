@@ -310,7 +310,7 @@ class TrainConfig(Block):
     local`) also `cuda:1`, …"""
 
     def routing(self, answering: RoutingConfig) -> RoutingConfig:
-        """Of the steps, given that of answers: with its own K, if there is one."""
+        """The routing of training steps: that of answers, with `train.top_k` in the place of K where it is set."""
         return answering.model_copy(update={"top_k": self.top_k or answering.top_k})
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -412,12 +412,12 @@ class ClusterConfig(Block):
     probe_every_s: Annotated[float, Field(gt=0)] = 1.0
     """Pause between probes of clients that are not up [s]."""
     max_replicas: Positive = 1
-    """Most instances of one expert; above 1, hot experts are replicated."""
+    """Most hosts of one client, owner included; above 1, hot experts are replicated."""
     hot_load: Annotated[float, Field(gt=1)] = 2.0
     """Windowed load over the fair share above which an expert is hot; halfway from fair to the most that K of N allow,
     where that is less."""
     hot_busy: Annotated[float, Field(gt=0, lt=1)] = 0.75
-    """Share of its time that an instance works, above which its expert is hot; half of it while requests queue."""
+    """Share of its time that a host works, above which its expert is hot; half of it while requests queue."""
     rebalance_every_s: Annotated[float, Field(gt=0)] = 10.0
     """Pause between decisions about replicas [s]."""
 

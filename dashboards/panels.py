@@ -225,9 +225,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             kind="states",
             width=12,
         ),
-        Panel(
-            "Replicas", "none", "Instances of each expert; hot ones get more.", gauge("airmoe_expert_replicas"), width=6
-        ),
+        Panel("Replicas", "none", "Hosts of each client; hot ones get more.", gauge("airmoe_expert_replicas"), width=6),
         Panel(
             "Restarts",
             "none",

@@ -146,6 +146,11 @@ def test_the_pictures_are_what_the_script_draws() -> None:
         )
 
 
+def test_the_glossary_has_at_most_twelve_words() -> None:
+    words = re.findall(r"^\| (\w+) \| ", section(ROOT / "docs" / "architecture.md", "Words"), re.MULTILINE)[1:]
+    assert 5 < len(set(words)) == len(words) <= 12, words
+
+
 def legend() -> dict[str, str]:
     """Letters of the one legend, and the first word of what each means."""
     text = section(ROOT / "docs" / "architecture.md", "Shape suffixes")

@@ -31,7 +31,7 @@ class Node:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """The clients of one host, on a node that offers `pin`."""
+    """Which clients one host holds, and the resource that its node must offer, if any."""
 
     clients: tuple[int, ...]
     pin: str | None = None
@@ -238,7 +238,7 @@ def _even_share(hosts: Sequence[HostPlan], nodes: Sequence[Node], cloud: float |
 
 
 def _part(of: float, count: int, gpus: int) -> float:
-    """What each of `count` gets where every GPU gives this much of itself."""
+    """GPU share of each of `count` actors on `gpus` GPUs of which a part `of` each is free, rounded down."""
     return math.floor(_GRAIN * of / math.ceil(count / gpus)) / _GRAIN if gpus > 0 else 0.0
 
 

@@ -70,7 +70,7 @@ class HostFrls:
             return tuple(self.versions)
 
     def _new_part(self, index: int, found: RenewalInput) -> Renewal | None:
-        """What has not been renewed yet; None: all has."""
+        """The renewal by those rows of `found` that were not applied before; None where all of them were."""
         version = self.versions[index] + 1
         if not found.ticket_A:
             return Renewal(version, found.alpha_AM, found.psi_Ad)

@@ -56,7 +56,10 @@ class Patience:
         self._lock = threading.Lock()
 
     def limit_s(self, key: str, exchange: Exchange, work: float = 1.0) -> float:
-        """How long a host may take; one that is hardly known, as others do, and twice the slack."""
+        """How long a host may take for a call.
+
+        Until its own estimate is trusted, the estimate over all hosts and twice the slack; before that, the ceiling.
+        """
         own = self._usual.get((key, exchange), Usual())
         if own.trusted:
             return min(self.slack_s + own.at_most(work), self.ceiling_s)
@@ -64,11 +67,17 @@ class Patience:
         return min(2 * self.slack_s + others.at_most(work), self.ceiling_s) if others.trusted else self.ceiling_s
 
     def stretched_s(self, limit_s: float, half_s: float) -> float:
-        """The limit where half of those asked took `half_s`: where all are slow, it is not this one's fault."""
+        """The limit, raised to the slack and three times `half_s`, within which half of the hosts answered.
+
+        Where most hosts are slow, a slow host is not at fault.
+        """
         return min(max(limit_s, self.slack_s + 3 * half_s), self.ceiling_s)
 
     def answered(self, key: str, exchange: Exchange, seconds: float, work: float = 1.0) -> None:
-        """Learn from a reply. One that was far too late says little about the next: it counts as just in time."""
+        """Update the estimates with a reply.
+
+        One that came after the limit counts as if it had taken the limit, so that a freeze does not raise later limits.
+        """
         seconds = min(seconds, self.limit_s(key, exchange, work)) / work
         with self._lock:
             self._usual[key, exchange] = self._usual.get((key, exchange), Usual()).after(seconds)

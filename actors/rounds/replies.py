@@ -140,7 +140,7 @@ class Replies:
             if half_s is None and 2 * len(took_s) >= len(calls):
                 half_s = now_s
             if pending and self.time_left_s > 0:
-                # where hardly anybody answers, the machine is slow, and nobody in particular
+                # fewer than half have answered: the machine as a whole is slow, and everybody gets twice the time
                 factor = 2 if half_s is None and len(calls) >= _MANY else 1
                 longest_s = factor * max(self.patience.stretched_s(limits_s[key], half_s or 0.0) for key in pending)
                 timeout_s, count = longest_s - (time.monotonic() - sent), 1

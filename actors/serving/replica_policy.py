@@ -1,19 +1,19 @@
-"""How many instances an expert should have: by imbalance, by how busy its instances are, and by who waits.
+"""How many hosts a client should have: by its load, by how busy its hosts are, and by whether requests wait.
 
 A decision without Ray and without a clock; the supervisor measures and acts.
 """
 
 from dataclasses import dataclass
 
-_COMFORT = 0.7  # of a threshold: below it an instance fewer will do, and the gap keeps them from coming and going
+_COMFORT = 0.7  # share of a limit that one host fewer must stay below; the gap keeps hosts from being added and removed
 
 
 @dataclass(frozen=True)
 class Pressure:
-    """What an expert has to bear."""
+    """How much work an expert has."""
 
     load: float  # windowed routing load over the fair share; at most N / K
-    busy: float  # share of their time that its instances work, mean over them
+    busy: float  # share of their time that its hosts work, mean over them
     waiting: bool  # whether more images wait than a batch takes
 
 
@@ -26,10 +26,10 @@ def hot_load(configured: float, *, clients: int, routed: int) -> float:
 
 
 def replicas_wanted(pressure: Pressure, *, hot_load: float, hot_busy: float, most: int, current: int) -> int:
-    """One instance more where those there are hot, one less where the rest could bear it comfortably.
+    """Number of hosts: one more where load or busy time is over its limit, one fewer where both would stay well below.
 
-    Requests that wait halve the limit of busy time. Where nobody is busy they wait for something else, which more
-    instances of experts would not mend.
+    While requests wait, the limit of busy time is halved. It still has to be exceeded: requests that wait while hosts
+    are idle wait for something else, and more replicas would not help.
     """
     limit = hot_busy / 2 if pressure.waiting else hot_busy
     if pressure.load > hot_load * current or pressure.busy > limit:

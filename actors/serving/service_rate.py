@@ -1,7 +1,7 @@
 """How many images per second come out while there is work, and so how many may wait: without a clock."""
 
 _KEPT = 0.9  # of what was counted before, with each batch
-_LATEST_S = 10.0  # after which whoever was refused is welcome to ask again
+_LATEST_S = 10.0  # longest `Retry-After`
 _SHARE = 0.5  # of a deadline that a queue may fill: all are in time on a machine that becomes half as fast meanwhile
 
 

@@ -107,7 +107,7 @@ class Supervisor:
                 pressure, hot_load=hot, hot_busy=cluster.hot_busy, most=cluster.max_replicas, current=current
             )
             if wanted != current:
-                log.info("expert %d: %s, %d -> %d instances", client, pressure, current, wanted)
+                log.info("expert %d: %s, %d -> %d hosts", client, pressure, current, wanted)
                 asyncio.create_task(self._follow(client, wanted))  # noqa: RUF006
 
     async def _follow(self, client: int, hosts: int) -> None:
@@ -125,7 +125,7 @@ class Supervisor:
         if not 0 <= client < self.total:
             raise UserError(f"expert {client}: there are experts 0 to {self.total - 1}")
         if hosts < 1:
-            raise UserError(f"expert {client}: {hosts} instances; at least 1, the owner")
+            raise UserError(f"expert {client}: {hosts} hosts; at least 1, the owner")
         async with self._scaling:
             records = self.hosts.by_client().get(client, [])
             replica = HostPlan((client,), self.config.cluster.pin.get(client))

@@ -186,7 +186,7 @@ class ClientPool:
                 self._probes[self.calls[key].probe()] = key
 
     def _take_in(self, key: str, state: HostState) -> None:
-        """A new process goes on from its clients' last archive; one that was merely late knows more than that."""
+        """Take a host back: a new process is given its clients' last archive, one that was late keeps its state."""
         calls, host, limit_s = self.calls[key], self.hosts[key], self.config.train.client_deadline_s
         is_new = calls.needs_restore().get(limit_s)
         if is_new:

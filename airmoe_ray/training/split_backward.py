@@ -174,7 +174,7 @@ def client_loss(
 
 
 def square_norm(grads: Iterable[Tensor]) -> float:
-    """Of all gradients together."""
+    """Sum of squares of all entries of all gradients."""
     return float(sum(grad.square().sum() for grad in grads))
 
 

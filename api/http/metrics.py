@@ -114,7 +114,7 @@ class Metrics:
         self.weight = histogram("expert_weight", "Fusion weight beta where transmitting", "expert", buckets=weights)
 
         self.up = gauge("expert_up", "1 while the client takes part", "expert")
-        self.replicas = gauge("expert_replicas", "Instances of the client's expert", "expert")
+        self.replicas = gauge("expert_replicas", "Hosts of the client: its owner and replicas", "expert")
         self.restarts = counter("expert_restarts_total", "Times the client was started again", "expert")
         self.drift = gauge("frl_drift", "How far the client's prototypes have moved from the checkpoint", "expert")
         self.degraded = counter("degraded_requests_total", "Degraded images, each under its gravest reason", "reason")
@@ -123,7 +123,9 @@ class Metrics:
         self.nmse = histogram("channel_nmse", "Squared channel error over the noiseless sum's power", buckets=NMSE)
         self.truncated = counter("channel_truncated_total", "Routed, but silent in deep fade", "expert")
         self.uses = counter("channel_uses_total", "Complex channel uses: air, and what tdma would need", "scheme")
-        self.bits = counter("uplink_bits_total", "Uplink bits: routing, report, and raw_features as it were", "kind")
+        self.bits = counter(
+            "uplink_bits_total", "Uplink bits: routing, report, and what raw_features would need", "kind"
+        )
 
         self._codes = {code: self.requests.labels(code) for code in EXPECTED_CODES}
         self._stages = {stage: self.stage.labels(stage) for stage in STAGES}

@@ -168,7 +168,7 @@ AnyAnswer = OneAnswer | list[OneAnswer | FileError]
 
 
 class ScaleRequest(BaseModel):
-    """A change of the number of experts, or of instances of some of them."""
+    """A change of the number of experts, or of the hosts (owner and replicas) of some of them."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -116,7 +116,7 @@ WEATHERS: dict[str, Callable[[Stage, Layers], FloatArray]] = {
 
 
 def develop(rng: Generator, image_3HW: FloatArray) -> UInt8Array:
-    """The camera's own whims: exposure, white balance, black level, a trace of blur. Returns (H, W, 3)."""
+    """Random exposure, white balance, black level and a slight blur, as of different cameras. Returns (H, W, 3)."""
     gain_3 = (rng.uniform(0.78, 1.25) * rng.uniform(0.93, 1.07, 3)).astype(np.float32)
     picture = to_picture(image_3HW * gain_3[:, None, None] + np.float32(rng.uniform(-0.03, 0.05)))
     return np.array(picture.filter(ImageFilter.BoxBlur(rng.uniform(0.1, 0.5))))

@@ -1,4 +1,4 @@
-"""`airmoe scale`: changes the number of experts, or of instances of one, on a running server."""
+"""`airmoe scale`: changes the number of experts, or of hosts of one, on a running server."""
 
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -14,13 +14,13 @@ from api.cli.remote.status import print_experts
 
 def scale(
     experts: Annotated[int | None, typer.Option(min=1, help="New number of experts N.")] = None,
-    replicas: Annotated[list[str], typer.Option(metavar="EXPERT=N", help="Instances of one expert; repeatable.")] = [],  # noqa: B006
+    replicas: Annotated[list[str], typer.Option(metavar="EXPERT=N", help="Hosts of one expert; repeatable.")] = [],  # noqa: B006
     url: UrlOption = HERE,
     run: Annotated[str, typer.Option(help="What is served, by its --run: for its admin token.")] = DEFAULT,
     admin_token: Annotated[str | None, typer.Option(envvar="AIRMOE_ADMIN_TOKEN", help="Admin token instead.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the number of experts, or of instances of one, on a running server."""
+    """Change the number of experts, or of hosts of one (owner and replicas), on a running server."""
     from api.http.admin import read_admin_token
 
     request: dict[str, Any] = {"replicas": dict(_replica(text) for text in replicas)}

@@ -78,7 +78,7 @@ async def config(service: ServiceDep) -> dict[str, Any]:
     },
 )
 async def scale(request: ScaleRequest, service: ServiceDep) -> dict[str, Any]:
-    """Change N, or the number of instances of some experts; needs the admin token. Drains before it removes."""
+    """Change N, or the number of hosts of some experts; needs the admin token. Drains before it removes."""
     if request.experts is None and not request.replicas:
         raise ApiError(422, "give experts or replicas", {"experts": 8, "replicas": {"3": 2}})
     total = service.supervisor.total if request.experts is None else request.experts
