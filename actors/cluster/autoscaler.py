@@ -1,9 +1,12 @@
 """How far the cluster's autoscaler may grow it.
 
 Ray tells its drivers only where somebody hosts it. Elsewhere the file that the autoscaler works from says so: `ray up`
-leaves it on the head, where the autoscaler runs, and where commands are given.
+leaves it on the head, where the autoscaler runs, and where commands are given. KubeRay's stands in a RayCluster, which
+pods may not read.
 """
 
+import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,14 +16,21 @@ import ray
 import yaml
 from ray._private.state import state
 
+_IN_KUBERAY = "RAY_USAGE_STATS_KUBERAY_IN_USE"  # KubeRay sets it in every pod of its clusters
 _OPTION, _GCS = "--autoscaling-config=", "--gcs-address="
 
 
 def most_gpus() -> float | None:
-    """How many GPUs the cluster's autoscaler can bring it to; None where there is no autoscaler that says so."""
+    """How many GPUs the cluster's autoscaler can bring it to; None where none comes, infinite where nobody says.
+
+    That is in pods of KubeRay: it brings lost ones back, and where the RayCluster allows it more of them, but the limit
+    is not known here.
+    """
     most = state.get_max_resources_from_cluster_config()
     if most is not None:
         return float(most.get("GPU", 0))
+    if os.environ.get(_IN_KUBERAY) == "1":
+        return math.inf
     file = _file_of(str(ray.get_runtime_context().gcs_address))
     return None if file is None else gpus_within(file)
 

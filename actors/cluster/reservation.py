@@ -2,6 +2,7 @@
 
 import logging
 import time
+import uuid
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -11,6 +12,7 @@ from actors.cluster.placement import Plan, shortage
 from actors.errors import ClusterError
 from airmoe_ray.config import ClusterConfig
 
+SERVING = "airmoe-serve-"  # how the name of a front end's reservation begins, by which others see who holds what
 PIN_SHARE = 0.001  # of a custom resource: a place to be, not something that is used up
 _BUSY_S = 60.0  # how long others may take to let go of what is there
 _REPEAT_S = 10.0  # between two equal notes
@@ -27,7 +29,12 @@ def reserve(plan: Plan, config: ClusterConfig, *, wait_s: float = 0.0) -> Placem
     lacking = shortage(plan, nodes())
     if lacking and not wait_s:
         raise ClusterError(lacking)
-    group = placement_group(_bundles(plan), strategy=config.placement.upper(), bundle_label_selector=_labels(plan))
+    group = placement_group(
+        _bundles(plan),
+        strategy=config.placement.upper(),
+        name=f"{SERVING}{uuid.uuid4().hex[:8]}",
+        bundle_label_selector=_labels(plan),
+    )
     try:
         _await(group, plan, wait_s or min(config.start_deadline_s, _BUSY_S), grows=wait_s > 0)
     except BaseException:

@@ -4,6 +4,7 @@ Ray Train starts the workers, joins them into a process group and starts them ag
 the run's own checkpoint, in its folder or at its URL. What a worker does is the same code as in one process.
 """
 
+import math
 import os
 import threading
 import uuid
@@ -22,7 +23,7 @@ from actors.cluster.connection import node_ip, nodes
 from actors.cluster.gpus import own_device
 from actors.errors import ClusterError
 from actors.rounds.calls import Pinned
-from actors.training.crew import Crew, await_gpus, plan_crew
+from actors.training.crew import Crew, Watch, await_room, plan_crew
 from actors.training.feature_pool import build_features
 from actors.training.progress_relay import RelayCalls, RelayingReporter, show
 from actors.training.run_places import RunPlace, place_of
@@ -34,6 +35,8 @@ from airmoe_ray.runtime.progress import Reporter
 from airmoe_ray.runtime.workers import OneWorker, ProcessGroup, Workers
 from airmoe_ray.storage.remote_run import RemoteRun
 from airmoe_ray.training.run import train_run
+
+_START_S = 60.0  # Ray Train's limit for the start of a group of workers
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def train_on_ray(
     crew = plan_crew(config.train.device, workers, there, most_gpus())
     if crew.gpus or crew.gpu or len(there) > 1:
         report.line(crew.told)
-    await_gpus(crew, wait_s=config.cluster.autoscale_wait_s)
+    await_room(crew, report, wait_s=config.cluster.autoscale_wait_s)
     file = weights_file(config.backbone)
     weights = None if file is None else Pinned.put(file)
     build_features(config, run if isinstance(run, Path) else None, report, weights=weights)
@@ -76,9 +79,10 @@ def train_on_ray(
         started_in=Path.cwd(),
         weights=weights,
     )
+    await_room(crew, report, wait_s=config.cluster.autoscale_wait_s)  # features may have taken a while
     report.stage(f"starting {crew.workers} training worker{'s' if crew.workers > 1 else ''}")
     try:
-        _fit(_trainer(job, crew), relay, report)
+        _fit(_trainer(job, crew), relay, report, Watch(crew, report))
     except ray.train.TrainingFailedError as error:
         _raise_error(relay)
         again = f"after {config.train.max_failures} new starts (train.max_failures)"
@@ -102,13 +106,23 @@ def _trainer(job: _Job, crew: Crew) -> TorchTrainer:
             name="ray_train",
             storage_path=storage,
             storage_filesystem=files,
-            failure_config=FailureConfig(max_failures=job.config.train.max_failures),
+            failure_config=FailureConfig(  # type: ignore[call-arg]  # of the first version, for mypy
+                max_failures=job.config.train.max_failures, controller_failure_limit=_starts(job.config)
+            ),
         ),
     )
 
 
-def _fit(trainer: TorchTrainer, relay: RelayCalls, report: Reporter) -> None:
-    """Run to the end, showing what arrives at the relay.
+def _starts(config: Config) -> int:
+    """How often Ray Train may find no room for the workers, which it asks for a minute long: by default for ever.
+
+    As often as an autoscaler has time for, at the start and after each loss.
+    """
+    return math.ceil(config.cluster.autoscale_wait_s / _START_S) * (1 + config.train.max_failures)
+
+
+def _fit(trainer: TorchTrainer, relay: RelayCalls, report: Reporter, watch: Watch) -> None:
+    """Run to the end, showing what arrives at the relay, and that workers wait where they do.
 
     Ray waits in a thread of its own: in the main one it would take Ctrl-C for itself and end as if all were well.
     """
@@ -121,8 +135,13 @@ def _fit(trainer: TorchTrainer, relay: RelayCalls, report: Reporter) -> None:
             outcome.append(error)
 
     thread = threading.Thread(target=fit, daemon=True)
+
+    def goes_on() -> bool:
+        watch.look()
+        return thread.is_alive()
+
     thread.start()
-    show(relay, report, while_=thread.is_alive)
+    show(relay, report, while_=goes_on)
     thread.join()
     if outcome:
         raise outcome[0]
@@ -137,6 +156,11 @@ def _raise_error(relay: RelayCalls) -> None:
 
 def _reason(text: str, config: Config) -> str:
     """The last line of Ray's error, or what a timeout in a collective means."""
+    if "startup timed out" in text:
+        return (
+            f"its workers found no room for {config.cluster.autoscale_wait_s:g} s (cluster.autoscale_wait_s); the run "
+            "goes on with --resume, with fewer --workers or when there is room"
+        )
     if "timed out" in text.lower() or "timeout" in text.lower():
         return (
             f"a worker kept the others waiting for train.group_timeout_s = {config.train.group_timeout_s:g}; look for "

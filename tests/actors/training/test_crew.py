@@ -1,5 +1,7 @@
 """Workers train on GPUs wherever a cluster has or can have them, and what they train on is said."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,11 +38,32 @@ def test_more_workers_than_gpus_are_refused_instead_of_trained_on_the_cpu() -> N
         plan_crew("cuda:1", 1, TWO_OF_FOUR, None)
 
 
+def test_gpus_that_others_hold_are_not_counted_as_free() -> None:
+    shared = [Node(8, 1, free_gpus=0), Node(8, 4, free_gpus=1.5)]
+    assert plan_crew("auto", None, shared, None).workers == 1
+    crew = plan_crew("auto", 3, shared, None)
+    assert (crew.free, crew.missing, crew.held) == (1, 0, 2)
+    assert crew.told == "3 workers with a GPU each; 5 are there, 1 of them free, waiting for others to let go of 2"
+    crew = plan_crew("auto", 4, shared, 6)
+    assert (crew.missing, crew.held) == (1, 2)
+    assert crew.told.endswith("waiting for others to let go of 2 and for the autoscaler to bring 1")
+
+
+def test_where_nobody_says_how_many_gpus_can_come_they_are_waited_for_if_there_are_some_or_they_are_asked_for() -> None:
+    assert plan_crew("auto", 8, TWO_OF_FOUR, math.inf).missing == 4
+    assert plan_crew("cuda", 8, [Node(8, 0)], math.inf).missing == 8
+    assert not plan_crew("auto", 8, [Node(8, 0)], math.inf).gpu
+
+
 @settings(deadline=None)
 @given(
     st.sampled_from(["auto", "cuda", "cpu"]),
     st.none() | st.integers(1, 20),
-    st.lists(st.builds(Node, cpus=st.integers(0, 8), gpus=st.integers(0, 4)), min_size=1, max_size=4),
+    st.lists(
+        st.builds(Node, cpus=st.integers(0, 8), gpus=st.integers(0, 4), free_gpus=st.floats(0, 4)),
+        min_size=1,
+        max_size=4,
+    ),
     st.none() | st.integers(0, 12),
 )
 def test_whoever_is_planned_has_or_gets_what_it_needs(
@@ -53,5 +76,6 @@ def test_whoever_is_planned_has_or_gets_what_it_needs(
     gpus = sum(int(node.gpus) for node in there)
     assert crew.workers == workers or workers is None
     assert crew.gpu == (device != "cpu" and max(gpus, most or 0) > 0)
-    assert crew.workers <= (gpus + crew.missing if crew.gpu else sum(node.cpus for node in there))
+    assert crew.workers <= (crew.free + crew.held + crew.missing if crew.gpu else sum(node.cpus for node in there))
+    assert crew.free + crew.held <= gpus
     assert gpus + crew.missing <= max(gpus, most or 0)
