@@ -67,7 +67,7 @@ class Operator:
 
 @pytest.fixture(scope="module")
 def account() -> Iterator[dict[str, str]]:
-    """An account with the template deployed in its default network; the variables that lead there."""
+    """An account with nothing in it but its default network; the variables that lead there."""
     with pytest.MonkeyPatch.context() as patch, empty_account() as address:
         variables = {
             "AWS_ENDPOINT_URL": f"http://{address}",
@@ -83,9 +83,12 @@ def account() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def outputs(account: dict[str, str]) -> dict[str, str]:
-    subnet = boto3.client("ec2").describe_subnets(Filters=[{"Name": "availability-zone", "Values": [ZONE]}])["Subnets"][
-        0
-    ]
+    """Of the template, deployed in a network beside the default one, which has a subnet in the zone as well."""
+    ec2 = boto3.client("ec2")
+    assert ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": [ZONE]}])["Subnets"]
+    network = ec2.create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=network, CidrBlock="10.7.0.0/20", AvailabilityZone=ZONE)["Subnet"]
+    ec2.modify_subnet_attribute(SubnetId=subnet["SubnetId"], MapPublicIpOnLaunch={"Value": True})
     given = {"Vpc": subnet["VpcId"], "Subnet": subnet["SubnetId"], "Operators": OPERATORS, "Askers": ASKERS}
     formation = boto3.client("cloudformation")
     formation.create_stack(
@@ -105,6 +108,7 @@ def operator(account: dict[str, str], outputs: dict[str, str], tmp_path_factory:
     folder = tmp_path_factory.mktemp("aws")
     image = boto3.client("ec2").describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     text = (ROOT / "cluster.yaml").read_text().replace("ami-00000000000000000", image)
+    text = text.replace("sg-00000000000000000", outputs["Group"])
     text = text.replace("files.example.org:/", outputs["Folder"]).replace("registry.example.org", "registry.internal")
     (folder / "cluster.yaml").write_text(text.replace("cluster_name: airmoe", f"cluster_name: airmoe-{os.getpid()}"))
     for name in ("home/.ray/auth_token", "home/.airmoe/api_key", "runs/quickstart/checkpoint/config.json"):
@@ -158,6 +162,16 @@ def test_ssh_and_http_are_open_to_whom_the_account_names_and_to_nobody_else(up: 
     assert reach.pop("22") == [OPERATORS]
     assert reach.pop("8000") == [ASKERS]
     assert [source for sources in reach.values() for source in sources] == [group]
+
+
+def test_ray_makes_no_group_of_its_own_and_none_is_open_to_everybody(up: Operator, outputs: dict[str, str]) -> None:
+    ec2 = boto3.client("ec2")
+    groups = ec2.describe_security_groups()["SecurityGroups"]
+    assert [group["GroupId"] for group in groups if group["GroupName"] != "default"] == [outputs["Group"]]
+    rules = [rule for group in groups for rule in group["IpPermissions"]]
+    assert "0.0.0.0/0" not in [source["CidrIp"] for rule in rules for source in rule["IpRanges"]]
+    (ours,) = (group for group in groups if group["GroupId"] == outputs["Group"])
+    assert instances("head")[0]["VpcId"] == ours["VpcId"]
 
 
 def test_roles_may_do_what_the_template_says(up: Operator) -> None:

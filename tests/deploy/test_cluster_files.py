@@ -183,6 +183,7 @@ def test_values_of_the_example_are_found() -> None:
         "ami-00000000000000000",
         "files.example.org",
         "registry.example.org",
+        "sg-00000000000000000",
     ]
     assert examples_left({"head_ip": "10.0.0.1", "pip": "torch==2.13.0.1"}) == []
 

@@ -19,7 +19,7 @@ from airmoe_ray.errors import UserError
 TOKEN = "~/.ray/auth_token"  # where Ray looks for it
 _EXAMPLES = [ipaddress.ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")]  # RFC 5737
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
-_PLACEHOLDERS = re.compile(r"[\w.-]*\bexample\.org\b|ami-0{17}")
+_PLACEHOLDERS = re.compile(r"[\w.-]*\bexample\.org\b|(?:ami|sg)-0{17}")
 
 
 @dataclass(frozen=True)
