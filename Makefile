@@ -20,15 +20,14 @@ run: $(STAMP)
 
 # interrupted training goes on where it stopped
 train: $(STAMP)
-	@test -e $(TRAINED)/summary.json || $(BIN)/airmoe train --config $(CONFIG) --run $(TRAINED) $(ARGS) \
-		$$(test -e $(TRAINED)/checkpoint && echo --resume)
+	@test -e $(TRAINED)/summary.json || $(BIN)/airmoe train --config $(CONFIG) --run $(TRAINED) --resume-or-begin $(ARGS)
 	@echo "trained: make run RUN=$(TRAINED)"
 
 # makes the model in the box again, of DATA/camvid and DATA/labelme; SCORES='--scores TITLE=FILE' adds others to its card
 street: $(STAMP)
 	@test -n "$(DATA)" || { echo "say where the photographs are: make street DATA=DIR, with DIR/camvid and DIR/labelme"; exit 1; }
-	@test -e runs/street/summary.json || $(BIN)/airmoe train --config street --set data.root=$(DATA) --run runs/street $(ARGS) \
-		$$(test -e runs/street/checkpoint && echo --resume)
+	@test -e runs/street/summary.json || $(BIN)/airmoe train --config street --set data.root=$(DATA) --run runs/street \
+		--resume-or-begin $(ARGS)
 	@$(BIN)/airmoe eval --run runs/street --split val --json > runs/street/unseen.json
 	@$(BIN)/airmoe export --run runs/street --checkpoint last --out airmoe_ray/shipped/street --terms "$(TERMS)" \
 		--command "make street DATA=DIR" --scores "places and drawings it has not seen=runs/street/unseen.json" $(SCORES)

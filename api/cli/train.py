@@ -31,6 +31,12 @@ def train(
         bool,
         typer.Option("--resume", help="Continue from the last checkpoint, with the learning rate of its new epochs."),
     ] = False,
+    resume_or_begin: Annotated[
+        bool,
+        typer.Option(
+            "--resume-or-begin", help="Continue where there is a checkpoint, begin where there is none: for jobs."
+        ),
+    ] = False,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -42,6 +48,7 @@ def train(
 ) -> None:
     """Train a model; writes DIR/{config.yaml,metrics.jsonl,summary.json,checkpoint/,checkpoint-best/}."""
     place = _place(run or f"runs/{Path(config or 'quickstart').stem}")
+    resume = resume or (resume_or_begin and _has_checkpoint(place))
     settings = load_config(config, overrides) if config or not resume else _stored_config(place, overrides)
     for option, value in (("--workers", workers), ("--address", address)):
         if value is not None and settings.train.engine == "local":
@@ -61,7 +68,7 @@ def train(
         try:
             summary = _train(settings, place, workers=workers, resume=resume, address=address, report=report)
         except KeyboardInterrupt:
-            saved = (place / LAST).exists() if isinstance(place, Path) else place.holds(LAST)
+            saved = _has_checkpoint(place)
             how = f"`airmoe train --resume --run {shown}` goes on" if saved else "no checkpoint yet, start again"
             report.line(f"airmoe: interrupted; {how}")
             raise typer.Exit(128 + (signal.SIGTERM if received else signal.SIGINT)) from None
@@ -77,6 +84,16 @@ def _place(run: str) -> "Path | RemoteRun":
     from airmoe_ray.storage.remote_run import RemoteRun
 
     return RemoteRun(run)
+
+
+def _has_checkpoint(run: "Path | RemoteRun") -> bool:
+    """Whether there is something to go on from; a checkpoint that was being replaced counts."""
+    if not isinstance(run, Path):
+        return run.holds(LAST)
+    from airmoe_ray.storage.folder_swap import recover
+
+    recover(run / LAST)
+    return (run / LAST).exists()
 
 
 def _stored_config(run: "Path | RemoteRun", overrides: list[str]) -> Config:

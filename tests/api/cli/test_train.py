@@ -5,8 +5,10 @@ import subprocess
 import time
 
 import psutil
+import pytest
 
-from tests.airmoe_ray.training.tiny_runs import AIRMOE, tiny
+from tests.airmoe_ray.training.tiny_runs import AIRMOE, airmoe, tiny
+from tests.object_store import object_store
 
 
 def test_it_says_what_it_does_and_ends_at_sigterm_with_a_line_and_nothing_left(tmp_path):
@@ -39,3 +41,26 @@ def test_it_says_what_it_does_and_ends_at_sigterm_with_a_line_and_nothing_left(t
         "airmoe: interrupted; `airmoe train --resume --run r` goes on"
     ]
     assert psutil.wait_procs(family, timeout=60)[1] == []
+
+
+@pytest.mark.parametrize("at_url", [False, True], ids=["folder", "URL"])
+def test_a_job_that_is_tried_again_goes_on_from_its_checkpoint_or_begins(tmp_path, monkeypatch, *, at_url):
+    with object_store() as store:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "any")
+        run = store.url("tried") if at_url else "tried"
+        job = ("train", "--run", run, "--resume-or-begin", *tiny(), "--config", "quickstart")
+        first = airmoe(*job, "--set", "train.epochs=1", cwd=tmp_path)
+        assert (first.code, "epoch 1/1" in " ".join(first.err.split())) == (0, True), first.err
+        again = airmoe(*job, "--set", "train.epochs=2", cwd=tmp_path)
+        said = " ".join(again.err.split())
+        assert (again.code, "epoch 1/2" in said, "epoch 2/2" in said) == (0, False, True), again.err
+        finished = airmoe(*job, "--set", "train.epochs=2", cwd=tmp_path)
+        assert (finished.code, "epoch 2/2" in " ".join(finished.err.split())) == (0, False), finished.err
+
+
+def test_a_checkpoint_that_was_being_replaced_is_gone_on_from(tmp_path):
+    assert airmoe("train", "--run", "r", *tiny(**{"train.epochs": 1}), cwd=tmp_path).code == 0
+    (tmp_path / "r/checkpoint").rename(tmp_path / "r/checkpoint.ready")
+    again = airmoe("train", "--run", "r", "--resume-or-begin", "--set", "train.epochs=2", cwd=tmp_path)
+    assert (again.code, "epoch 1/2" in " ".join(again.err.split())) == (0, False), again.err
