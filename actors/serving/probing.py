@@ -3,16 +3,28 @@
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 from ray.exceptions import RayActorError, RayError
 
 from actors.errors import Fault, last_line
+from actors.rounds.calls import Ref
 from actors.rounds.fault_policy import Health, State
 from actors.rounds.messages import HostState
 from actors.serving.frl_snapshots import FrlSnapshots
 from actors.serving.host_records import HostRecord, HostRecords
 
 log = logging.getLogger("airmoe")
+
+
+async def _all_of(answers: Sequence[Ref[Any]]) -> list[Any]:
+    """All answers, or the first error."""
+    return await asyncio.gather(*(_awaited(answer) for answer in answers))
+
+
+async def _awaited(answer: Ref[Any]) -> Any:
+    return await answer
 
 
 class Prober:
@@ -28,13 +40,15 @@ class Prober:
         for record in list(self.hosts.records.values()):
             idle = record.health.state in (State.UP, State.DRAINING)
             if not record.probing and (poll or record.asked_for or not idle):
+                thorough = record.asked_for or record.health.state is not State.UP
                 record.probing, record.asked_for = True, False
-                asyncio.create_task(self._probe(record))  # noqa: RUF006  ends by itself within a deadline
+                probing = self._probe(record, thorough=thorough)
+                asyncio.create_task(probing)  # noqa: RUF006  ends by itself within a deadline
 
-    async def _probe(self, record: HostRecord) -> None:
+    async def _probe(self, record: HostRecord, *, thorough: bool) -> None:
         was_up, key = record.health.state is State.UP, record.host.key
         try:
-            fault = await self._ask(record)
+            fault = await self._ask(record, thorough=thorough)
         finally:
             record.probing = False
         if key not in self.hosts.records:  # it has left, or another actor has taken its place
@@ -59,13 +73,17 @@ class Prober:
             record.host.calls.restart()
         self.hosts.publish()
 
-    async def _ask(self, record: HostRecord) -> Fault | None:
-        """Ask a host for its state, and for some work unless it is up; what was wrong, None: it answered."""
+    async def _ask(self, record: HostRecord, *, thorough: bool) -> Fault | None:
+        """Ask a host for its state, a suspect one on each of its threads; what was wrong, None: it answered.
+
+        Its calls run on three threads (`host_actor`), and one that hangs leaves the others as lively as ever.
+        """
         calls, state, cluster = record.host.calls, record.health.state, self.config.cluster
         # calls to an actor that has never been up wait for its constructor; to one that restarts they fail at once
         limit_s = cluster.start_deadline_s if state is State.STARTING else cluster.call_deadline_s
         try:
-            seen = await asyncio.wait_for(calls.state() if state is State.UP else calls.probe(), limit_s)
+            asked: list[Ref[Any]] = [calls.state(), *((calls.probe(), calls.snapshots(())) if thorough else ())]
+            seen, *_ = await asyncio.wait_for(_all_of(asked), limit_s)
             await asyncio.wait_for(self._update(record, seen), limit_s)
         except TimeoutError:
             return Fault.LATE

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
 from ray.actor import ActorClass
 
@@ -116,6 +117,7 @@ def faulty_actor(folder: Path) -> ActorClass[ExpertHost]:
             self._misbehave("renew")
             return super().renew(message)
 
+        @ray.method(concurrency_group="experts")  # as the one that it stands for
         def probe(self) -> Any:
             self._misbehave("probe")
             return super().probe()

@@ -148,19 +148,22 @@ def test_three_failures_quarantine_an_expert_until_its_probe_passes(service: Any
     assert not service.segment(seed).degraded
 
 
-def test_an_expert_that_hangs_is_restarted(service: Any) -> None:
-    pid = service.status()[2].pid
-    order = service.order("read", 2, "hang")
+@pytest.mark.parametrize("exchange", ["read", "forward", "renew"])  # each on a thread of its own
+def test_an_expert_that_hangs_is_restarted(exchange: str, service: Any) -> None:
+    client = heaviest(service.segment(5))
+    pid = service.status()[client].pid
+    order = service.order(exchange, client, "hang")
 
-    async def three_batches() -> list[ImageResult]:
-        return await asyncio.gather(*(service.ask(5, snr_db=snr) for snr in (10, 20, 30)))
+    async def two_batches() -> list[ImageResult]:
+        return await asyncio.gather(*(service.ask(5, renew=True, kind=kind) for kind in ("air", "ideal")))
 
-    answers = service.run(three_batches())
-    assert {answer.reason for answer in answers} == {"expert 2 was late"}
-    took = service.wait(lambda: service.status()[2].pid != pid and service.all_up())
-    print(f"hanging expert up again after {took:.1f} s")
+    answers = service.run(two_batches())
+    assert {answer.reason for answer in answers} == {f"expert {client} was late"}
+    took = service.wait(lambda: service.status()[client].pid != pid)
+    print(f"hanging expert ended after {took:.1f} s")
     order.unlink()
-    assert not service.segment(5).degraded
+    service.wait(service.all_up)
+    assert not service.segment(5, renew=True).degraded
 
 
 @pytest.mark.parametrize("part", ["cloud", "channel"])
