@@ -89,5 +89,9 @@ class UnknownRoundError(RuntimeError):
     """An exchange of a round that this actor never began: it was restarted in between."""
 
 
+class TooLateError(RuntimeError):
+    """A call that its caller no longer waits for, and that is left undone."""
+
+
 class InvalidOutputError(RuntimeError):
     """NaN, Inf or a wrong shape, stopped before the air."""

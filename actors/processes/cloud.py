@@ -119,10 +119,13 @@ class Cloud(Endpoint):
                 gate=self.parts.gate,
                 top_k_B=message.top_k_B,
             )
+            if settings.renew:
+                output.round.renew()
         except NobodyPresentError as error:
-            raise NoExpertsError(str(error), round_.replies.news) from None
-        if settings.renew:
-            output.round.renew()
+            raise NoExpertsError(str(error), round_.replies.take_news()) from None
+        except Exception:
+            round_.replies.leave_untold()
+            raise
         clients.finished.append(output.round.id)
         timings = {"backbone": 1e3 * (encoded - started), **output.round.timings_ms}
         whole = 1e3 * (time.perf_counter() - started)
@@ -132,6 +135,7 @@ class Cloud(Endpoint):
         """Work with the clients of this roster from now on, unless a newer one has come."""
         if self.clients is None or roster.version > self.clients.roster.version:
             self.clients = RayClients(roster, classes=len(self.card.classes), overdue=self.overdue)
+            self.overdue.retain(host.key for host in roster.hosts)
 
     def maps(self, images_BHW3: NDArray[np.uint8]) -> FeatureMaps:
         """F = ViT(D), Eq. (7), and the finer maps where there is a refiner."""
@@ -170,7 +174,7 @@ def _batch_result(output: AirMoEOutput[RayRound], timings_ms: dict[str, float]) 
         skipped_B=round_.skipped_B,
         versions=round_.versions,
         renewed_B=[tuple(sorted(renewed)) for renewed in round_.renewed_B],
-        faults=round_.replies.news,
+        faults=round_.replies.take_news(),
         heard=round_.heard,
         processes=round_.processes,
         calls=round_.replies.calls + 1,  # and the one that brought the batch

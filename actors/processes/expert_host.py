@@ -20,7 +20,7 @@ from torch import Tensor
 
 from actors.cluster.connection import node_ip
 from actors.cluster.gpus import assigned_gpus, own_device
-from actors.errors import Fault, InvalidOutputError, UnknownRoundError
+from actors.errors import Fault, InvalidOutputError, TooLateError, UnknownRoundError
 from actors.processes.busy_time import BusyTime
 from actors.processes.host_frls import HostFrls
 from actors.processes.host_rounds import HostRound, HostRounds
@@ -152,7 +152,7 @@ class ExpertHost(Endpoint):
         faded_Bn = in_deep_fade(gamma, message.channel)  # before any rounding: the same bit on every device
         gamma = gamma.to(self.device, self.dtype.to_complex())
         self.rounds.begin(message.round_id, HostRound(message.channel, query_dist_Bd, gamma, alpha_BnM))
-        return HostStatistic(stat_Bnd.cpu().numpy(), faded_Bn.numpy(), versions, self.process)
+        return HostStatistic(stat_Bnd.cpu().numpy(), faded_Bn.numpy(), versions, self.process, time.monotonic())
 
     def gains(self, message: Gains) -> Array:
         """|gamma_j|^2 of this host's clients (B, n); asked only where all of S faded."""
@@ -211,12 +211,12 @@ class ExpertHost(Endpoint):
     def renew_from(self, collected: dict[int, RenewalInput] | Fault, until: float) -> tuple[int, ...]:
         """Renew from what was collected here or at a replica; the new versions.
 
-        After `until` nobody waits for it any more: the answer has left, and said that this was not done.
+        After `until` (`time.monotonic`) nobody waits for it: the answer has left, and said that this was not done.
         """
         if isinstance(collected, Fault):
             raise UnknownRoundError(f"the replica {collected.value}")
-        if time.time() > until:
-            raise UnknownRoundError("a renewal came too late, and is left undone")
+        if time.monotonic() > until:
+            raise TooLateError("a renewal came too late, and is left undone")
         return self.frls.renew(collected)
 
     # FRLs and health

@@ -77,6 +77,7 @@ class Journal:
         self.fingerprint, self.compact_bytes = fingerprint, compact_bytes
         self._header = _MAGIC + fingerprint
         self._end = 0  # of the last whole record; 0: there is no file before the first renewal
+        self._kept = 0  # bytes that could not be compacted
 
     def load(self) -> tuple[Snapshot | None, list[Renewal]]:
         """The last snapshot and the renewals after it; what cannot be read is set aside."""
@@ -121,10 +122,14 @@ class Journal:
     @property
     def full(self) -> bool:
         """Whether it is time for a snapshot."""
-        return self._end > self.compact_bytes
+        return self._end > self._kept + self.compact_bytes
 
     def compact(self, snapshot: Snapshot) -> bytes:
-        """Put a snapshot in place, then start an empty journal. A kill in between leaves records that `load` skips."""
+        """Put a snapshot in place, then start an empty journal. A kill in between leaves records that `load` skips.
+
+        Where that fails the journal goes on as it is, and is full again after as many bytes more.
+        """
+        self._kept = self._end
         content = snapshot.to_bytes(self.fingerprint)
         fresh = self.snapshot_path.with_suffix(".partial")
         with fresh.open("wb") as file:
@@ -133,6 +138,7 @@ class Journal:
             os.fsync(file.fileno())
         _rename(fresh, self.snapshot_path)
         self._start()
+        self._kept = 0
         return content
 
     def _start(self) -> None:

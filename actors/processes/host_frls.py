@@ -3,6 +3,7 @@
 Suffixes: n clients of this host, M prototypes, d statistic; A inputs that activated one client.
 """
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from actors.processes.frl_journal import Journal, Renewal, Snapshot, parse_snaps
 from actors.rounds.messages import Array, RenewalInput
 from airmoe_ray.model.frl import FeatureRetrievalLibrary
 
+log = logging.getLogger("airmoe")
 _TICKETS_KEPT = 1024  # a request is tried again within seconds, or not at all
 
 
@@ -66,7 +68,10 @@ class HostFrls:
                     self.journals[index].append(renewal)
                 self._apply(index, renewal)
                 if self.journals and self.journals[index].full:
-                    self._compact(index)
+                    try:
+                        self._compact(index)
+                    except OSError as error:  # the renewal itself is on disk, and the journal may grow a while longer
+                        log.warning("the journal of expert %d cannot be compacted: %s", client, error)
             return tuple(self.versions)
 
     def _new_part(self, index: int, found: RenewalInput) -> Renewal | None:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from actors.errors import Fault, InvalidOutputError, UnknownRoundError
+from actors.errors import Fault, InvalidOutputError, TooLateError, UnknownRoundError
 
 T = TypeVar("T")
 log = logging.getLogger("airmoe")
@@ -24,7 +24,7 @@ log = logging.getLogger("airmoe")
 
 def fault_of(error: Exception) -> Fault:
     """What the exception of a call says about the actor that was called."""
-    if isinstance(error, GetTimeoutError):
+    if isinstance(error, GetTimeoutError | TooLateError):
         return Fault.LATE
     if isinstance(error, RayActorError | UnknownRoundError):
         return Fault.LOST

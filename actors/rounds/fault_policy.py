@@ -60,6 +60,7 @@ class Health:
     state: State = State.STARTING
     failures: int = 0  # in a row, none of them long after the one before
     failed_at: float = -inf  # the last one [s]
+    grave: bool = False  # one of them was more than lateness
     late_probes: int = 0  # in a row: it hangs rather than restarts
 
     def failed(self, fault: Fault, *, now: float, quarantine_after: int) -> "Health":
@@ -68,7 +69,8 @@ class Health:
         A lost actor is known to restart; others get `quarantine_after` chances, and a new start after a good while.
         """
         failures = 1 + (self.failures if now - self.failed_at <= FORGIVEN_AFTER_S else 0)
-        health = replace(self, failures=failures, failed_at=now)
+        grave = fault is not Fault.LATE or (self.grave and failures > 1)
+        health = replace(self, failures=failures, failed_at=now, grave=grave)
         if self.state is State.DRAINING:
             return health
         if fault is Fault.LOST:
@@ -80,9 +82,13 @@ class Health:
         state = self.state if self.state is State.DRAINING else State.QUARANTINED
         return replace(self, state=state, late_probes=self.late_probes + 1)
 
-    def answered(self) -> "Health":
-        """The health after a good reply: earlier failures are forgiven."""
-        return self if self.failures == 0 else replace(self, failures=0)
+    def answered(self, *, heard: bool) -> "Health":
+        """The health after a round in which all replies were good: earlier failures are forgiven.
+
+        A statistic in time is enough to make good for late ones, as of a client that is hardly ever routed. Whoever has
+        failed or sent nonsense must be `heard`: its experts may do so whenever they are routed.
+        """
+        return replace(self, failures=0, grave=False) if self.failures and (heard or not self.grave) else self
 
     def probed(self, ok: bool, *, late: bool = False) -> "Health":
         """The health after a probe: a pass brings the host back, a probe that hangs is counted."""

@@ -158,6 +158,7 @@ class HostStatistic:
     faded_Bn: Array
     versions: tuple[int, ...]
     process: int  # when the host's process began [ns]: another number is another process
+    clock_s: float  # the host's `time.monotonic` at its reply
 
     def is_valid(self, shape: tuple[int, ...]) -> bool:
         """Whether the statistics are of this shape and finite."""
@@ -215,7 +216,7 @@ class Renew(Message):
     sample_P: Array
     client_P: Array
     tickets_B: tuple[int, ...]  # of the requests: what was renewed for one is not renewed again; none: it never is
-    until: float = inf  # `time.time` after which nobody waits for it any more, and it is to be left undone
+    until: float = inf  # on the host's own `time.monotonic`: nobody waits for it any longer, it is to be left undone
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,12 @@ class Patience:
         """Whether another call would not just lengthen the queue of a host that does not answer."""
         return self._unanswered[key] < _MOST_UNANSWERED
 
+    @property
+    def known(self) -> set[str]:
+        """Hosts of which anything is known."""
+        with self._lock:
+            return {key for key, _ in self._usual} | set(self._unanswered)
+
     def forget(self, key: str) -> None:
         """A host was lost: what its next process takes is not known, and it owes nothing."""
         with self._lock:

@@ -93,6 +93,8 @@ class RayRound:
                 self.replies.blame(key, Fault.INVALID)
                 continue
             self.processes[key] = reply.process
+            arrived = self.replies.arrived_at.get(key, time.monotonic())
+            self.replies.overdue.clocks.note(key, reply.process, reply.clock_s, arrived)
             spoken_for = [(n, client) for n, client in enumerate(host.clients) if self.serving.get(client) is host]
             columns, clients = map(list, zip(*spoken_for, strict=True))
             stat_BNd[:, clients], faded_BN[:, clients] = reply.stat_Bnd[:, columns], reply.faded_Bn[:, columns]
@@ -104,7 +106,7 @@ class RayRound:
                     skipped[client] = self.faults[host.key]
         if not present_N.any():
             # all late at once: that is rather the cloud's own machine, or the way there, than every one of them
-            blamed = {} if set(self.faults.values()) == {Fault.LATE} else self.replies.news
+            blamed = {} if set(self.faults.values()) == {Fault.LATE} else self.replies.take_news()
             raise NoExpertsError("no expert answered", blamed)
         self.faded_BN, self.present_N = torch.from_numpy(faded_BN), torch.from_numpy(present_N)
         self.timings_ms["read"] = 1e3 * (time.perf_counter() - started)
@@ -143,7 +145,7 @@ class RayRound:
                     delta_BK[its.places], scale_limit_BK[its.places] = replies[key].delta_P, replies[key].scale_limit_P
                 else:
                     lost_BK[its.places] = True
-                    failed_N[np.unique(its.client_P)] = True
+                    failed_N[self._failed_with(key, its)] = True
                     self._skip(its, self.faults[key])
             if not lost_BK.any():
                 break
@@ -168,6 +170,12 @@ class RayRound:
         for key in replies.keys() - valid.keys():
             self.replies.blame(key, Fault.INVALID)
         return valid
+
+    def _failed_with(self, key: str, its: Pairs) -> list[int]:
+        """Clients that no substitute is sought among: those that failed, or all of a host that does not answer."""
+        if self.faults[key] in (Fault.LATE, Fault.LOST):
+            return [client for client, host in self.serving.items() if host.key == key]
+        return sorted(set(its.client_P.tolist()))
 
     def _work(self, pairs: Mapping[str, Pairs]) -> dict[str, float]:
         """How much each host has to do: pairs, times the cells of the grid."""
@@ -248,7 +256,8 @@ class RayRound:
                 self._skip(its, self.faults[owner])
 
     def _renewal(self, key: str, its: Pairs) -> Renew:
-        until = time.time() + self.replies.patience.limit_s(key, Exchange.RENEW, float(len(its)))
+        until = time.monotonic() + self.replies.patience.limit_s(key, Exchange.RENEW, float(len(its)))
+        until = self.replies.overdue.clocks.at(key, until)
         return Renew(self.id, its.sample_P, its.client_P, self.spec.tickets_B, until)
 
     def _renew_elsewhere(self, key: str, its: Pairs) -> str:

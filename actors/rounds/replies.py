@@ -5,17 +5,18 @@ Suffixes: B inputs, N clients, K routed.
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
 from actors.errors import ChannelLostError, DeadlineError, Fault, NoExpertsError
 from actors.rounds.calls import Ref, fault_of, get_all, ready
 from actors.rounds.fault_policy import Decision, Exchange, decide
+from actors.rounds.host_clocks import HostClocks
 from actors.rounds.messages import Arrival
 from actors.rounds.patience import Patience
 from actors.rounds.stubs import ChannelCalls
@@ -41,17 +42,38 @@ class Overdue:
     """Calls of all rounds that were given up and may still be answered; with each answer a host catches up."""
 
     def __init__(self, patience: Patience) -> None:
-        self.patience = patience
+        self.patience, self.clocks = patience, HostClocks()
         self._calls: list[_Call] = []
+        self._untold: set[str] = set()  # hosts that are behind, of which a round failed to tell
         self._lock = threading.Lock()
 
     def add(self, call: _Call) -> bool:
-        """Note a call that was given up; whether it is the first that its host owes an answer to."""
+        """Note a call that was given up; whether it is this round's to tell that the host is behind."""
         with self._lock:
-            first = not self.patience.is_behind(call.key)
+            first, untold = not self.patience.is_behind(call.key), call.key in self._untold
             self._calls.append(replace(call, teaches=first))
             self.patience.gave_up(call.key)
-        return first
+            self._untold.discard(call.key)
+        return first or untold
+
+    def leave_untold(self, keys: Iterable[str]) -> None:
+        """A round ends without telling of these hosts: the next one that finds them behind does."""
+        with self._lock:
+            self._untold |= {key for key in keys if self.patience.is_behind(key)}
+
+    def forget(self, key: str) -> None:
+        """A host was lost, and with its process all that it owed: what becomes of those calls is not the next one's."""
+        with self._lock:
+            self._calls = [call for call in self._calls if call.key != key]
+            self._untold.discard(key)
+            self.patience.forget(key)
+            self.clocks.forget(key)
+
+    def retain(self, keys: Iterable[str]) -> None:
+        """Forget all hosts but these: the others have left."""
+        kept = {*keys, _CHANNEL}
+        for key in self.patience.known - kept:
+            self.forget(key)
 
     def look(self) -> None:
         """Note which of them have been answered meanwhile; nothing is fetched."""
@@ -62,8 +84,11 @@ class Overdue:
             arrived = set(ready([call.ref for call in self._calls], count=len(self._calls), timeout_s=0))
             answered = [call for call in self._calls if call.ref in arrived]
             self._calls = [call for call in self._calls if call.ref not in arrived]
+            for call in answered:
+                self.patience.caught_up(call.key)
+                if not self.patience.is_behind(call.key):
+                    self._untold.discard(call.key)
         for call in answered:
-            self.patience.caught_up(call.key)
             if call.teaches:
                 self.patience.answered(call.key, call.exchange, now - call.sent, call.work)
 
@@ -75,6 +100,8 @@ class Replies:
         self.overdue, self.patience, self.ends_at = overdue, overdue.patience, ends_at
         self.faults: dict[str, Fault] = {}  # by host
         self.known: set[str] = set()  # of these, hosts that were behind before: nothing new for the health record
+        self._to_tell: set[str] = set()  # hosts that this round was the first to find behind
+        self.arrived_at: dict[str, float] = {}  # by host, its last reply in time, on `time.monotonic`
         self.calls = 0  # between actors
 
     @property
@@ -106,25 +133,28 @@ class Replies:
         """Hosts whose reply has arrived, fetched or not; the others are late.
 
         Each has the time that it usually takes and some slack. One that owes an earlier answer is not waited for, and
-        taken in only if it has caught up by the time the others have answered.
+        taken in only if it has caught up by the time the others have answered; where all do, they are waited for all
+        the same, unless the round can do without.
         """
         self.calls += len(calls)
         self.overdue.look()
         sent, size = time.monotonic(), work or {}
         behind = {key for key in calls if self.patience.is_behind(key)}
-        awaited = (calls.keys() - behind) or set(calls)
+        awaited = calls.keys() - behind
+        if not awaited and exchange is not Exchange.RENEW:
+            awaited = set(calls)
         limits_s = {key: self.patience.limit_s(key, exchange, size.get(key, 1.0)) for key in awaited}
         took_s = self._wait({key: calls[key] for key in awaited}, limits_s, sent)
         for key, seconds in took_s.items():
             self.patience.answered(key, exchange, seconds, size.get(key, 1.0))
+            self.arrived_at[key] = sent + seconds
         if len(took_s) < len(awaited) and self.time_left_s <= 0:
             raise DeadlineError("the request's time is over")
         arrived = took_s.keys() | self._caught_up({key: calls[key] for key in behind - awaited})
         for key in calls.keys() - arrived:
             self.faults[key] = Fault.LATE
-            first = self.overdue.add(_Call(key, calls[key], exchange, size.get(key, 1.0), sent))
-            if not first:  # one freeze is one fault, however many rounds it meets
-                self.known.add(key)
+            new = self.overdue.add(_Call(key, calls[key], exchange, size.get(key, 1.0), sent))
+            (self._to_tell if new else self.known).add(key)  # one freeze is one fault, however many rounds it meets
         return [key for key in calls if key in arrived]
 
     def _wait(self, calls: Mapping[str, Ref[T]], limits_s: Mapping[str, float], sent: float) -> dict[str, float]:
@@ -184,6 +214,11 @@ class Replies:
             if error.actor_id == channel.actor_id:
                 raise ChannelLostError("the channel was lost") from None
             return str(error.actor_id)
+        except RayError as error:
+            if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
+                raise  # a defect of the channel's own: once more would end the same
+            # such as symbols whose node was lost with them: the next round has them made anew
+            raise ChannelLostError(f"the channel got nothing ({type(error).__name__})") from None
         self.patience.answered(_CHANNEL, Exchange.SUPERPOSE, time.monotonic() - sent, work)
         return arrival
 
@@ -192,12 +227,16 @@ class Replies:
         self.faults[key] = fault
         self.known.discard(key)
         if fault is Fault.LOST:
-            self.patience.forget(key)
+            self.overdue.forget(key)
 
-    @property
-    def news(self) -> dict[str, Fault]:
-        """Faults for the health record: a host that stays behind is entered once."""
+    def take_news(self) -> dict[str, Fault]:
+        """Faults for the health record: a host that stays behind is entered once, by the first round that tells it."""
+        self._to_tell.clear()
         return {key: fault for key, fault in self.faults.items() if key not in self.known}
+
+    def leave_untold(self) -> None:
+        """The round has failed for another reason, and its faults reach nobody."""
+        self.overdue.leave_untold(self._to_tell)
 
     # what policy says about who is lost
 
@@ -221,4 +260,4 @@ class Replies:
             if decide(exchange, survivors=alive, spares=0, time_left_s=0, call_s=0) is Decision.GIVE_UP
         )
         if given_up:
-            raise NoExpertsError("every routed expert was lost", self.news, given_up)
+            raise NoExpertsError("every routed expert was lost", self.take_news(), given_up)

@@ -98,7 +98,7 @@ class HostCalls(ActorCalls):
         return Ref(self.handle.emit.remote(message.packed))
 
     def renew_from(self, collected: Ref[dict[int, RenewalInput] | Fault], until: float) -> Ref[tuple[int, ...]]:
-        """An owner renews what a replica has collected, before `until` (`time.time`); the new versions."""
+        """An owner renews what a replica has collected, before `until` on its own clock; the new versions."""
         return Ref(self.handle.renew_from.remote(collected.ref, until))
 
     def snapshots(self, clients: tuple[int, ...]) -> Ref[dict[int, bytes]]:

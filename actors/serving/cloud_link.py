@@ -37,6 +37,7 @@ class Again:
     alone: tuple[int, ...] = ()  # inputs that nobody was left for: on their own, so that their neighbours do not wait
     suspect: bool = False  # the cloud died over it: some input may be why
     pause: bool = True  # somebody has to come back first
+    nobody: bool = False  # no client was there for it
 
 
 class CloudLink:
@@ -73,7 +74,7 @@ class CloudLink:
         except (RayError, TimeoutError) as error:
             return await self._mend(cloud, error, was_up=was_up)
         self._cloud_late, self._cloud_up = 0, True
-        self.hosts.record_faults(result.faults, heard=result.heard)
+        self.hosts.record_faults(result.faults, answered=result.processes, heard=result.heard)
         self.hosts.notice(result.processes)
         return result
 
@@ -85,13 +86,12 @@ class CloudLink:
         own: Any = getattr(error, "cause", error)
         if isinstance(error, NoExpertsError):
             self.hosts.record_faults(own.faults)
-            return Again(alone=own.rows or ())
+            return Again(alone=own.rows or (), nobody=True)
         if isinstance(error, NotFiniteError):
             raise own from None
         if isinstance(error, ChannelLostError):
             log.warning("%s; trying again", own)
-            await self._revive_channel()
-            return Again(pause=False)
+            return Again(pause=not await self._revive_channel())
         if isinstance(error, DeadlineError):
             return Again(pause=False)  # of the most urgent image; the others may have time left
         if isinstance(error, RayActorError):
@@ -111,15 +111,16 @@ class CloudLink:
             return False
         return True
 
-    async def _revive_channel(self) -> None:
-        """A channel that died comes back by itself; one that hangs is made to."""
+    async def _revive_channel(self) -> bool:
+        """A channel that died comes back by itself; one that hangs is made to. Whether it is there already."""
         try:
-            await asyncio.wait_for(self.system.channel.ping(), min(self.call_s, _CHANNEL_S))
+            return await asyncio.wait_for(self.system.channel.ping(), min(self.call_s, _CHANNEL_S))
         except TimeoutError:
             log.warning("the channel hangs; restarting it")
             self.system.channel.restart()
         except RayError:
             pass
+        return False
 
     def _cloud_lost(self, cloud: CloudCalls, error: RayActorError) -> None:
         """A cloud that died comes back by itself, unless its constructor failed."""

@@ -28,7 +28,7 @@ class HostRecord:
     health: Health = field(default_factory=Health)
     seen: HostState | None = None  # its last answer to a probe
     probing: bool = False
-    asked_for: bool = False  # it is to be looked after now, not with the next poll
+    asked_for: bool = False  # it is to be looked after now and on all its threads, not with the next poll
 
 
 class HostRecords:
@@ -85,7 +85,9 @@ class HostRecords:
                     found.setdefault(client, []).append(record)
         return found
 
-    def record_faults(self, faults: Mapping[str, Fault], *, heard: Collection[str] = ()) -> None:
+    def record_faults(
+        self, faults: Mapping[str, Fault], *, answered: Collection[str] = (), heard: Collection[str] = ()
+    ) -> None:
         """Enter the faults of a round in the health records; hosts that were `heard` did their whole work well."""
         for key, record in self.records.items():
             if key in faults:
@@ -93,8 +95,8 @@ class HostRecords:
                 record.health = record.health.failed(faults[key], now=time.monotonic(), quarantine_after=after)
                 record.asked_for = True
                 log.warning(record.host.describe(faults[key].value))
-            elif key in heard:
-                record.health = record.health.answered()
+            elif key in answered or key in heard:
+                record.health = record.health.answered(heard=key in heard)
         if faults:
             self.changed.set()
             self.publish()
@@ -115,8 +117,11 @@ class HostRecords:
         self.changed.set()
 
     def make_again(self, record: HostRecord) -> None:
-        """Another actor for a host whose constructor failed: such a one Ray does not start again."""
-        if record.host.key in self.records:
+        """Another actor for a host whose constructor failed: such a one Ray does not start again.
+
+        Not for one that is leaving: nobody would end it.
+        """
+        if record.host.key in self.records and record.health.state is not State.DRAINING:
             fresh = self.system.remake_host(record.host)
             # the new record first, so that whoever looks meanwhile finds an owner of every client
             self.records[fresh.key] = HostRecord(fresh, seen=record.seen)

@@ -26,6 +26,7 @@ from airmoe_ray.inference.masks import Prepared
 log = logging.getLogger("airmoe")
 _RETRY_PAUSE_S = 0.25
 _CLOUDS = 2  # that may be lost with a batch before it is suspected itself
+_NOBODY = 3  # times that no client was there for an image before it is given up: it would keep others from a place
 
 
 @dataclass(eq=False, repr=False)  # a job is itself: comparing or printing images would be slow
@@ -39,6 +40,7 @@ class _Job:
     probe: bool
     ticket: int  # of the request: the same however often it is tried
     clouds_lost: int = 0  # that died while they worked on it
+    found_nobody: int = 0  # times that no client was there for it
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
@@ -201,7 +203,9 @@ class Orchestrator:
             return []
         if outcome is None:
             return []
-        if outcome.pause:
+        if outcome.nobody:
+            _give_up_on_nobody([group[row] for row in outcome.alone] or group)
+        if outcome.pause and any(not job.result.done() for job in group):
             await asyncio.sleep(_RETRY_PAUSE_S)
         return _after_a_lost_cloud(group) if outcome.suspect else _without(group, outcome.alone)
 
@@ -272,6 +276,14 @@ def _after_a_lost_cloud(group: list[_Job]) -> list[list[_Job]]:
     log.error("%d clouds died over one image; it is given up", group[0].clouds_lost)
     _fail(group, ServiceError("the cloud was lost over this image, again and again"))
     return []
+
+
+def _give_up_on_nobody(jobs: list[_Job]) -> None:
+    """Fail images whose clients were asked for again and again in vain: whoever sent them may come again."""
+    for job in jobs:
+        job.found_nobody += 1
+    gone = [job for job in jobs if job.found_nobody >= _NOBODY]
+    _fail(gone, NoExpertsError("no expert that may answer does so at the moment; try again"))
 
 
 def _report_end(task: asyncio.Task[None]) -> None:

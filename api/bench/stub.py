@@ -4,6 +4,7 @@
 """
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,8 @@ class StubExpert(ExpertHost):
         """A flat statistic, nobody faded."""
         (batch, d), clients = message.query_dist_Bd.shape, len(self.spec.clients)
         flat_Bnd = np.full((batch, clients, d), 1.0 / d, dtype=np.float32)
-        return HostStatistic(flat_Bnd, np.zeros((batch, clients), dtype=bool), tuple(self.frls.versions), self.process)
+        faded_Bn, versions = np.zeros((batch, clients), dtype=bool), tuple(self.frls.versions)
+        return HostStatistic(flat_Bnd, faded_Bn, versions, self.process, time.monotonic())
 
     def forward(self, message: Forward, features_BDhw: Array) -> HostReport:
         """Features arrive, nothing is computed."""

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from actors.errors import ClusterError, UnknownRoundError
+from actors.errors import ClusterError, Fault, TooLateError
 from actors.processes.expert_host import ExpertHost
 from actors.processes.frl_journal import Journal, Renewal, Snapshot, only_server, parse_snapshot
+from actors.rounds.calls import fault_of
 from actors.rounds.messages import Forward, HostSpec, Read, Renew, RenewalInput
 from airmoe_ray.model.moe import AirMoE
 from airmoe_ray.storage.checkpoint import ModelCard, expert_file, read_file, save_checkpoint
@@ -346,7 +347,45 @@ def test_of_a_batch_that_was_renewed_in_part_only_the_rest_is_renewed(make_host:
 def test_a_renewal_that_nobody_waits_for_any_more_is_left_undone(make_host: Callable[..., ExpertHost]) -> None:
     host = make_host(journal=False)
     found = {1: RenewalInput(np.full((1, 3), 1 / 3), np.zeros((1, 8)), (1,))}
-    with pytest.raises(UnknownRoundError, match="too late"):
-        host.renew_from(found, time.time() - 0.1)
+    with pytest.raises(TooLateError) as late:
+        host.renew_from(found, time.monotonic() - 0.1)
+    assert fault_of(late.value) is Fault.LATE  # the host is alive and well
     assert host.frls.versions == [0, 0]
-    assert host.renew_from(found, time.time() + 60) == (1, 0)
+    assert host.renew_from(found, time.monotonic() + 60) == (1, 0)
+
+
+def test_a_renewal_counts_as_done_also_where_the_journal_cannot_be_compacted(
+    make_host: Callable[..., ExpertHost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, tried = make_host(), []
+
+    def full_disk(snapshot: Snapshot, _: bytes) -> bytes:
+        tried.append(snapshot.version)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for journal in host.frls.journals:
+        journal.compact_bytes = 0
+    monkeypatch.setattr(Snapshot, "to_bytes", full_disk)
+    play(host, 1)
+    assert host.frls.versions == [1, 1]
+    assert tried == [1, 1]
+    monkeypatch.undo()
+    assert memory(make_host()) == memory(host)
+
+
+def test_a_journal_that_cannot_be_compacted_grows_as_much_again_before_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: Any) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    journal, record = written(tmp_path, renewals(1)), renewals(1)[0]
+    journal.compact_bytes = journal.path.stat().st_size - 1
+    assert journal.full
+    monkeypatch.setattr(Snapshot, "to_bytes", full_disk)
+    with pytest.raises(OSError, match="space"):
+        journal.compact(Snapshot(1, np.zeros((3, 8)), np.zeros(3)))
+    assert not journal.full
+    while not journal.full:
+        journal.append(record)
+    assert journal.path.stat().st_size >= 2 * journal.compact_bytes

@@ -48,7 +48,20 @@ def test_three_failures_in_a_row_quarantine_and_one_good_answer_forgives(fault: 
         health = health.failed(fault, now=0.0, quarantine_after=3)
     assert health.state is State.UP
     assert health.failed(fault, now=0.0, quarantine_after=3).fault is Fault.QUARANTINED
-    assert health.answered().failed(fault, now=0.0, quarantine_after=3).state is State.UP
+    assert health.answered(heard=True).failed(fault, now=0.0, quarantine_after=3).state is State.UP
+
+
+def test_late_replies_are_forgiven_by_any_good_one_and_nonsense_only_by_a_transmission() -> None:
+    def after(*faults: Fault) -> Health:
+        health = Health(State.UP)
+        for fault in faults:
+            health = health.failed(fault, now=0.0, quarantine_after=3).answered(heard=False)
+        return health
+
+    assert after(*[Fault.LATE] * 9).state is State.UP  # among thousands of good ones, of a client that is never routed
+    assert after(*[Fault.INVALID] * 3).fault is Fault.QUARANTINED
+    assert after(Fault.FAILED, Fault.LATE, Fault.LATE).fault is Fault.QUARANTINED
+    assert after(Fault.FAILED).answered(heard=True).failures == 0
 
 
 @settings(deadline=None)
@@ -73,7 +86,7 @@ def test_a_host_that_leaves_a_plain_question_unanswered_is_left_out_and_restarte
 def test_a_lost_client_is_left_out_at_once_and_until_a_probe_passes() -> None:
     health = Health(State.UP).failed(Fault.LOST, now=0.0, quarantine_after=3)
     assert health.fault is Fault.RESTARTING
-    assert health.answered().probed(False).fault is Fault.RESTARTING
+    assert health.answered(heard=True).probed(False).fault is Fault.RESTARTING
     assert health.probed(True) == Health(State.UP)
 
 
@@ -93,7 +106,7 @@ def test_a_draining_client_never_takes_part_again(events: list[Fault | str]) -> 
         if isinstance(event, Fault):
             health = health.failed(event, now=0.0, quarantine_after=3)
         elif event == "answered":
-            health = health.answered()
+            health = health.answered(heard=True)
         else:
             health = health.probed(event == "passed", late=event == "late")
     assert health.state is State.DRAINING

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.errors import DeadlineError, NotFiniteError, OverloadedError, ServiceError
+from actors.errors import DeadlineError, NoExpertsError, NotFiniteError, OverloadedError, ServiceError
 from actors.rounds.messages import Settings
 from actors.serving import orchestrator as module
 from actors.serving.cloud_link import Again
@@ -104,6 +104,21 @@ def test_an_image_without_survivors_is_tried_alone_and_its_neighbours_go_on(monk
     answers, cloud, _ = served(monkeypatch, lambda _: next(fates, None), range(4))
     assert answers == [0, 1, 2, 3]
     assert cloud.batches == [(0, 1, 2, 3), (0, 2, 3), (1,)]
+
+
+def test_an_image_whose_clients_do_not_answer_is_refused_after_three_attempts_and_its_place_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def outcome(ids: tuple[int, ...]) -> Any:
+        return Again(alone=(ids.index(1),), nobody=True) if 1 in ids else None
+
+    answers, cloud, _ = served(monkeypatch, outcome, range(4))
+    assert [answers[id] for id in (0, 2, 3)] == [0, 2, 3]
+    assert isinstance(answers[1], NoExpertsError)
+    assert sum(1 in batch for batch in cloud.batches) == 3
+    answers, cloud, _ = served(monkeypatch, lambda _: Again(nobody=True), range(2))
+    assert all(isinstance(answer, NoExpertsError) for answer in answers)
+    assert cloud.batches == [(0, 1)] * 3
 
 
 def test_features_that_are_not_finite_fail_their_image_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
