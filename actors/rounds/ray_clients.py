@@ -27,6 +27,10 @@ class RayClients:
         self._turns = itertools.count()
         self._name = f"{time.time_ns():x}"
 
+    def follow(self, roster: Roster) -> None:
+        """Begin later rounds with the clients of this roster."""
+        self.roster = roster
+
     def for_requests(self, tickets_B: tuple[int, ...], snr_db_B: tuple[float, ...], *, ends_at: float) -> Self:
         """The same clients for a round of these requests, which must be over by `ends_at` (`time.monotonic`)."""
         limited = copy.copy(self)

@@ -264,8 +264,7 @@ class RayRound:
         """What a replica has read goes to its owner, once it is there; the host to blame if that fails."""
         owner = self.roster.owner_of(int(its.client_P[0]))
         if owner is None:
-            self.faults[key] = Fault.RESTARTING
-            self.replies.known.add(key)
+            self.replies.excuse(key, Fault.RESTARTING)
             return key
         collected = self.hosts[key].calls.collect(Collect(self.id, its.sample_P, its.client_P, self.spec.tickets_B))
         if not self.replies.await_each({key: collected}, Exchange.RENEW):

@@ -196,8 +196,7 @@ class Replies:
             self.overdue.look()
             asked = self.patience.may_ask(key)
         if not asked:
-            self.faults[key] = Fault.LATE
-            self.known.add(key)
+            self.excuse(key, Fault.LATE)
         return asked
 
     def from_channel(self, channel: ChannelCalls, arriving: Ref[Arrival], work: float) -> Arrival | str:
@@ -228,6 +227,11 @@ class Replies:
         self.known.discard(key)
         if fault is Fault.LOST:
             self.overdue.forget(key)
+
+    def excuse(self, key: str, fault: Fault) -> None:
+        """Enter what was wrong with a host where it is nothing new for its health record."""
+        self.faults[key] = fault
+        self.known.add(key)
 
     def take_news(self) -> dict[str, Fault]:
         """Faults for the health record: a host that stays behind is entered once, by the first round that tells it."""

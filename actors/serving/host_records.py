@@ -44,6 +44,10 @@ class HostRecords:
         self._published: tuple[Any, ...] = ()
         self.publish()
 
+    def resize(self, clients: int) -> None:
+        """Change N; the next roster that is published has it."""
+        self.total = clients
+
     def publish(self) -> None:
         """Make a new roster if who takes part has changed, and send it to the cloud."""
         up = tuple(record.host for record in self.records.values() if record.health.state is State.UP)

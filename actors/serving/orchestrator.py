@@ -61,7 +61,6 @@ class Orchestrator:
     ) -> None:
         self.system, self.supervisor, self.config = system, supervisor, system.config
         self.on_batch = on_batch
-        supervisor.waiting = lambda: self.queue_depth
         self._waiting: deque[_Job] = deque()
         self._arrival = asyncio.Event()
         self._slots = asyncio.Semaphore(self.config.serve.in_flight)
@@ -73,7 +72,7 @@ class Orchestrator:
         self.answered_at = -math.inf  # when the last answer left, on `time.monotonic`
 
     async def __aenter__(self) -> "Orchestrator":
-        loops = {"dispatcher": self._dispatch(), "supervisor": self.supervisor.watch()}
+        loops = {"dispatcher": self._dispatch(), "supervisor": self.supervisor.watch(lambda: self.queue_depth)}
         self._loops = {name: asyncio.create_task(loop, name=name) for name, loop in loops.items()}
         for task in self._loops.values():
             task.add_done_callback(_report_end)

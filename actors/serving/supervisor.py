@@ -41,7 +41,6 @@ class Supervisor:
         self.load = LoadWindow(self.total, self.config.serve.load_window)
         self.busy = BusyMeter()
         self._noted: dict[str, HostState] = {}  # states whose working time was taken in
-        self.waiting: Callable[[], int] = lambda: 0  # images that wait at the front end
         # one change of who takes part at a time: a host drains before its clients return
         self._scaling = asyncio.Lock()
 
@@ -64,8 +63,11 @@ class Supervisor:
         for selected_K in batch.selected_BK.tolist():
             self.load.add(tuple(client for client in selected_K if 0 <= client < self.total))
 
-    async def watch(self) -> None:
-        """Probe who is not up, poll who is, replicate who is hot; until cancelled."""
+    async def watch(self, waiting: Callable[[], int]) -> None:
+        """Probe who is not up, poll who is, replicate who is hot; until cancelled.
+
+        `waiting` counts the images that wait at the front end.
+        """
         polled = rebalanced = time.monotonic()
         changed = self.hosts.changed
         while True:
@@ -79,7 +81,7 @@ class Supervisor:
             self._note_busy(now)
             if now - rebalanced > self.config.cluster.rebalance_every_s:
                 rebalanced = now
-                self._rebalance()
+                self._rebalance(waiting())
 
     # scaling
 
@@ -91,12 +93,12 @@ class Supervisor:
         self.busy.forget_all_but(set(self.hosts.records))
         self._noted = {key: seen for key, seen in self._noted.items() if key in self.hosts.records}
 
-    def _rebalance(self) -> None:
+    def _rebalance(self, images_waiting: int) -> None:
         cluster = self.config.cluster
         if cluster.max_replicas == 1 or len(self.load) < 20:
             return
         hot = hot_load(cluster.hot_load, clients=self.total, routed=self.config.routing.top_k)
-        waiting = self.waiting() > self.config.serve.max_batch
+        waiting = images_waiting > self.config.serve.max_batch
         for client, records in self.hosts.by_client().items():
             if client >= self.total:  # leaves with its host
                 continue
@@ -157,7 +159,7 @@ class Supervisor:
                 await asyncio.to_thread(self.system.check_room, hosts)
             records = self.hosts.records.values()
             leaving = [record for record in records if min(record.host.clients) >= experts]
-            self.hosts.total = experts
+            self.hosts.resize(experts)
             self.load.resize(experts)
             for host in hosts:
                 self.hosts.add(self.system.make_host(host))

@@ -129,7 +129,7 @@ class FederatedTrainer:
         """Forward through the air, the two exchanges back, every client's own step, the query's step."""
 
         def step(roster: Roster) -> StepResult:
-            self.clients.roster = roster
+            self.clients.follow(roster)
             with _half_the_threads():
                 return self._step(batch)
 

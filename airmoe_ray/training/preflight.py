@@ -24,14 +24,18 @@ class Data(NamedTuple):
     held_out: SegmentationDataset | None
 
 
-def check_run(config: Config, run: Path | RemoteRun, *, resume: bool) -> None:
-    """Find out within seconds what is wrong with settings, data or folder, before anything is loaded or started."""
+def check_run(config: Config, run: Path | RemoteRun, *, resume: bool) -> Data:
+    """Find out within seconds what is wrong with settings, data or folder, before anything is loaded or started.
+
+    Returns the data, which had to be opened for that.
+    """
     check_settings(config)
-    open_data(config)
+    data = open_data(config)
     if isinstance(run, RemoteRun):
         run.check(resume=resume)
     else:
         begin_folder(run, config, resume=resume)
+    return data
 
 
 def check_settings(config: Config) -> None:

@@ -36,7 +36,7 @@ from airmoe_ray.training.batches import Schedule, labelling_of
 from airmoe_ray.training.epoch_log import TensorBoard, describe, describe_saving
 from airmoe_ray.training.losses import LossTerms
 from airmoe_ray.training.pixel_losses import Labelling
-from airmoe_ray.training.preflight import Data, check_settings, check_space, open_data
+from airmoe_ray.training.preflight import Data, check_run, check_space, open_data
 from airmoe_ray.training.run_folder import (
     Best,
     append_row,
@@ -164,11 +164,7 @@ def open_run(
     """
     workers = workers or OneWorker()
     assert config.model == "airmoe", "single models have a loop of their own, in baselines/networks"
-    if not checked:
-        check_settings(config)
-    data = open_data(config)
-    if workers.rank == 0:
-        begin_folder(folder, config, resume=resume)
+    data = _open_data(config, folder, resume=resume, checked=checked, workers=workers)
     device = device or pick_device(config.train.device, threads=config.train.threads)
     backbone = load_training_backbone(config, weights=weights).to(device)
     if not checked:
@@ -176,10 +172,8 @@ def open_run(
     with first_then_others(workers):
         source = _open_source(data.train, backbone, config, report)
         validation = _open_validation(data, backbone, config, report)
-    dilations = dilations_for(config.experts, max(max(grid) for grid in source.grids))
-    card = model_card(data.train.classes, backbone, dilations, refiner=config.experts.refiner)
-    domains_S = np.array([data.train.domain_of(i) for i in range(len(data.train))])
-    schedule = Schedule(source, config, workers, **_mixture(data.train), domains_S=domains_S)
+    card = _make_card(data.train.classes, backbone, source, config)
+    schedule = _make_schedule(data.train, source, config, workers)
     trainer = _make_trainer(config, card, data.train.classes, schedule, device=device, federation=federation)
     knowledge = Knowledge(data.train, clients=config.experts.count)
     run = Run(config, folder, card, trainer, schedule, validation, device, knowledge)
@@ -192,6 +186,28 @@ def open_run(
         if config.train.cache:
             run.loop_s = loop_seconds(OnlineSource(data.train, backbone, config), source)
     return run
+
+
+def _open_data(config: Config, folder: Path, *, resume: bool, checked: bool, workers: Workers) -> Data:
+    """The data, after all checks where nobody has made them; the first worker prepares the folder either way."""
+    if workers.rank == 0 and not checked:
+        return check_run(config, folder, resume=resume)
+    data = open_data(config)
+    if workers.rank == 0:
+        begin_folder(folder, config, resume=resume)
+    return data
+
+
+def _make_card(table: ClassTable, backbone: Backbone, source: Source, config: Config) -> ModelCard:
+    """The card of a model whose dilations fit the largest grid of the data."""
+    dilations = dilations_for(config.experts, max(max(grid) for grid in source.grids))
+    return model_card(table, backbone, dilations, refiner=config.experts.refiner)
+
+
+def _make_schedule(dataset: SegmentationDataset, source: Source, config: Config, workers: Workers) -> Schedule:
+    """Which images each step sees, with their domains, and by part where the dataset is a mix."""
+    domains_S = np.array([dataset.domain_of(i) for i in range(len(dataset))])
+    return Schedule(source, config, workers, **_mixture(dataset), domains_S=domains_S)
 
 
 def _mixture(dataset: SegmentationDataset) -> dict[str, Any]:

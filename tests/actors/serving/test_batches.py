@@ -56,7 +56,7 @@ def served(
     config = Config.model_validate({"serve": {"max_batch": len(ids), "batch_wait_ms": 0}})
     system = SimpleNamespace(config=config, card=SimpleNamespace(feature_dim=1), stop=lambda: None)
     supervisor: Any = SimpleNamespace(
-        cloud=cloud, watch=watch, check_up=lambda _: None, count=lambda _: None, close=lambda: None
+        cloud=cloud, watch=lambda _: watch(), check_up=lambda _: None, count=lambda _: None, close=lambda: None
     )
     monkeypatch.setattr(module, "results_of", lambda result, **_: list(result.ids))
     monkeypatch.setattr(module, "_RETRY_PAUSE_S", 0.0)

@@ -1,6 +1,7 @@
 """The real application over a system that is not there."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,7 @@ class Experts:
         if not self.up:
             raise NoExpertsError("no expert is up")
 
-    async def watch(self) -> None:
+    async def watch(self, waiting: Callable[[], int]) -> None:
         """Nobody to watch."""
 
     def close(self) -> None:
