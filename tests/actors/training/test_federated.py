@@ -230,9 +230,9 @@ def test_a_whole_run_is_that_of_one_process_and_goes_on_from_its_checkpoint(
     expected = rows_of(tmp_path / "joint")
     for run in ("apart", "both"):
         for ours, theirs in zip(rows_of(tmp_path / run), expected, strict=True):
-            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
-            assert ours["miou"] == pytest.approx(theirs["miou"], abs=1.0)
-            assert ours["load"] == pytest.approx(theirs["load"], abs=0.2)
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)  # sums round otherwise, at 1e-7
+            assert ours["miou"] == pytest.approx(theirs["miou"], abs=0.05)  # a pixel at a tie
+            assert ours["load"] == theirs["load"]
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

@@ -59,9 +59,9 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 def assert_same_run(rows: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
     assert [row["epoch"] for row in rows] == [row["epoch"] for row in expected]
     for row, other in zip(rows, expected, strict=True):
-        assert row["loss"] == pytest.approx(other["loss"], rel=1e-4)
-        assert row["miou"] == pytest.approx(other["miou"], abs=1.0)
-        assert row["load"] == pytest.approx(other["load"], abs=0.2)
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-5)  # sums round otherwise, at 1e-7
+        assert row["miou"] == pytest.approx(other["miou"], abs=0.05)  # a pixel at a tie
+        assert row["load"] == other["load"]
 
 
 def test_two_workers_have_the_curve_of_one_process(
