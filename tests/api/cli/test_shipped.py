@@ -64,7 +64,10 @@ def test_serving_without_a_run_serves_the_box_and_writes_only_into_the_working_f
 
     begun = time.monotonic()
     assert wait_for(answer, timeout_s=150), log.read_text()
-    print(f"first answer after {time.monotonic() - begun:.1f} s")
+    seconds = time.monotonic() - begun
+    waiting = max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0)  # for each core: others may be at work here, too
+    print(f"first answer after {seconds:.1f} s, {waiting:.1f} at work for each core")
+    assert seconds < 90 * waiting  # 45 are meant, on two cores that do nothing else
     lines = log.read_text().splitlines()
     assert f"terms of the weights: {TERMS}" in lines
     assert [line for line in lines if line.startswith(f"serving street on {url}")]
