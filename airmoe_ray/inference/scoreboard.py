@@ -3,6 +3,7 @@
 Suffixes: S samples, B inputs, C classes.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -68,6 +69,20 @@ class PartScores:
             return {}
         return {name: matrix.scores() for name, matrix in zip(self.names, self.matrices, strict=True)}
 
+    def not_scored(self) -> dict[str, list[str]]:
+        """Parts of a mix that were left out, and the model's classes that no label here stands for."""
+        if not isinstance(self.dataset, Mix):
+            return {}
+        meant = {
+            c
+            for part, matrix in zip(self.dataset.parts, self.matrices, strict=True)
+            for group, pixels in zip(part.meaning.groups, matrix.counts.sum(axis=1), strict=True)
+            for c in group
+            if pixels
+        }
+        classes = [name for c, name in enumerate(self.dataset.classes.names) if c not in meant]
+        return {"parts": list(self.dataset.left_out), "classes": classes}
+
 
 class Scoreboard:
     """Collects batches of outputs, masks and truths."""
@@ -120,14 +135,23 @@ class Scoreboard:
                 f"every pixel of the {len(self.dataset)} images is void, so there is nothing to score; "
                 "check the label files, the classes file and data.map"
             )
-        domains = zip(self.dataset.domains, self.by_domain, strict=True)
-        per_part = self.total.per_part()
+        scored = np.flatnonzero(self.per_image_S3C.any(axis=(1, 2)))
+        in_domain = Counter(self.dataset.domain_of(int(i)) for i in scored)
+        in_part = Counter(self.total.names[self.total.part_of(int(i))] for i in scored)
+        domains = enumerate(zip(self.dataset.domains, self.by_domain, strict=True))
+        per_part = {name: {**row, "images": in_part[name]} for name, row in self.total.per_part().items()}
+        not_scored = self.total.not_scored()
         return {
             **self.total.scores(),
             "per_class": self.total.per_class(),
             **({"per_part": per_part} if per_part else {}),
-            "per_domain": {name: matrix.scores() for name, matrix in domains if matrix.counts.any()},
+            "per_domain": {
+                name: {**matrix.scores(), "images": in_domain[domain]}
+                for domain, (name, matrix) in domains
+                if matrix.counts.any()
+            },
+            **({"not_scored": not_scored} if not_scored else {}),
             "confusion": confusion_tables(self.total.names, self.total.classes, self.total.matrices),
             **({"routing": self.stats.summary()} if self.stats.inputs else {}),
-            "images": int(self.per_image_S3C.any(axis=(1, 2)).sum()),
+            "images": len(scored),
         }

@@ -44,13 +44,21 @@ def read_scores(text: str) -> Scores:
     return Scores(title if path != Path(text) else path.stem, result)
 
 
-def card_text(card: ModelCard, config: Config, *, scores: Sequence[Scores], command: str | None, size: int) -> str:
-    """The whole card; `size` is that of the weights [bytes]."""
+def card_text(
+    card: ModelCard,
+    config: Config,
+    *,
+    scores: Sequence[Scores],
+    command: str | None,
+    size: int,
+    shipped: bool = False,
+) -> str:
+    """The whole card; `size` is that of the weights [bytes], a `shipped` model is known by its name."""
     parts = [
         f"# {card.name}",
         _what(card, config, size),
         "## Use",
-        _use(card),
+        _use(card, card.name if shipped else "DIR"),
         "## Classes",
         ", ".join(name.replace("_", " ") for name in card.classes) + ".",
         "## Data and terms",
@@ -58,7 +66,8 @@ def card_text(card: ModelCard, config: Config, *, scores: Sequence[Scores], comm
         f"Terms of the weights: {(card.terms or 'whoever exported them stated none').rstrip('.')}. The code that made "
         "and runs them is under Apache-2.0.",
         "## Scores",
-        "\n\n".join(_score(one) for one in scores) or "None were given to `airmoe export --scores`.",
+        "\n\n".join((*(_score(one, config) for one in scores), *_not_scored(scores)))
+        or "None were given to `airmoe export --scores`.",
         "## What each client knows",
         "\n".join(f"- client {j}: {words}" for j, words in enumerate(card.clients)) or "Nobody said.",
         "## Limits",
@@ -80,14 +89,15 @@ def _what(card: ModelCard, config: Config, size: int) -> str:
     )
 
 
-def _use(card: ModelCard) -> str:
+def _use(card: ModelCard, known_as: str) -> str:
+    comment = "          # this folder" if known_as != card.name else ""
     return (
         "```\n"
-        "airmoe serve --run DIR          # this folder, or the name of a shipped model\n"
+        f"airmoe serve --run {known_as}{comment}\n"
         "```\n"
         "```python\n"
-        "from airmoe_ray import Segmenter\n"
-        f'Segmenter.from_pretrained("DIR")("photo.jpg").overlay().save("{card.name}.png")\n'
+        "from airmoe_ray import Segmenter\n\n"
+        f'Segmenter.from_pretrained("{known_as}")("photo.jpg").overlay().save("{card.name}.png")\n'
         "```"
     )
 
@@ -98,19 +108,50 @@ def _data(config: Config) -> Iterator[str]:
         yield f"{part.get('title') or part['name']}: {_DATA.get(part['name'], 'under its own terms')}"
 
 
-def _score(scores: Scores) -> str:
+def _score(scores: Scores, config: Config) -> str:
     result = scores.result
-    parts = [f"{name} {row['miou']:.1f}" for name, row in result.get("per_part", {}).items()]
-    mean = f" (mean of {' and '.join(parts)})" if parts else ""
-    head = f"**{scores.title}**: mIoU {result['miou']:.1f}{mean} on {result['images']} images"
+    head = f"**{scores.title}**: {_headline(result, config)}"
     rows = "\n".join(
         "| " + " | ".join([name.replace("_", " "), *(_figure(row.get(key)) for key in ("iou", "pre", "rec"))]) + " |"
         for name, row in result["per_class"].items()
     )
     table = f"| class | IoU | precision | recall |\n|---|---|---|---|\n{rows}"
     domains = result.get("per_domain", {})
-    listed = ", ".join(f"{name} {row['miou']:.1f}" for name, row in domains.items())
-    return f"{head}\n\n{table}" + (f"\n\nPer domain (mIoU): {listed}." if len(domains) > 1 else "")
+    listed = ", ".join(f"{name} {row['miou']:.1f}{_count(row)}" for name, row in domains.items())
+    left = result.get("not_scored", {}).get("parts", [])
+    return (
+        f"{head}\n\n{table}"
+        + (f"\n\nPer domain (mIoU): {listed}." if len(domains) > 1 else "")
+        + (f"\n\nNot scored: {', '.join(left)}, whose images were all trained on." if left else "")
+    )
+
+
+def _headline(result: dict[str, Any], config: Config) -> str:
+    """Photographs first: a mean with drawings says little about them."""
+    drawn = {part.title or part.name for part in config.data.parts if part.name == "scenes"}
+    parts = sorted(result.get("per_part", {}).items(), key=lambda item: item[0] in drawn)
+    if not parts:
+        return f"mIoU {result['miou']:.1f} on {result['images']} images"
+    listed = ", ".join(f"{row['miou']:.1f} on {name}{_count(row)}" for name, row in parts)
+    return f"mIoU {listed}; the mean of the {len(parts)} is {result['miou']:.1f}"
+
+
+def _count(row: dict[str, Any]) -> str:
+    images = row.get("images")  # scores of earlier versions do not say it
+    return "" if images is None else f" ({images} image{'s' if images != 1 else ''})"
+
+
+def _not_scored(scores: Sequence[Scores]) -> Iterator[str]:
+    """Classes of the model that none of the scores is about."""
+    missing = [_missing_classes(one.result) for one in scores]
+    if missing and (nowhere := [name for name in missing[0] if all(name in others for others in missing)]):
+        yield f"Classes that none of these scores is about: {', '.join(name.replace('_', ' ') for name in nowhere)}."
+
+
+def _missing_classes(result: dict[str, Any]) -> list[str]:
+    if "not_scored" in result:
+        return list(result["not_scored"]["classes"])
+    return [name for name, row in result["per_class"].items() if row.get("iou") is None]
 
 
 def _figure(value: float | None) -> str:

@@ -26,6 +26,7 @@ from airmoe_ray.storage.checkpoint import (
     serialise,
 )
 from airmoe_ray.storage.folder_swap import recover, swap, sync_folder, write_file
+from airmoe_ray.storage.shipped import shipped_folder
 
 _OF_THE_MACHINE = (
     "device",
@@ -61,7 +62,9 @@ def export_model(
     _check_place(out, checkpoint)
     card = replace(card, name=name, terms=card.terms if terms is None else terms, format=FORMAT)
     files = dict(_small_files(checkpoint, config.experts.count))
-    text = card_text(card, config, scores=scores, command=command, size=sum(map(len, files.values())))
+    shipped = out.resolve() == (shipped_folder() / name).resolve()
+    size = sum(map(len, files.values()))
+    text = card_text(card, config, scores=scores, command=command, size=size, shipped=shipped)
     contents = {
         "config.yaml": to_yaml(portable(config)).encode(),
         "model.json": json.dumps(asdict(card), indent=1).encode(),

@@ -111,6 +111,22 @@ def test_a_refiner_left_alone_sees_logits_of_zero_and_there_must_be_one() -> Non
         leave_refiner_alone(Holder())  # type: ignore[arg-type]
 
 
+def test_classes_that_no_label_stands_for_are_told() -> None:
+    dataset = two_worlds()
+    dataset.parts[1].dataset.labels[:] = 0  # type: ignore[attr-defined]  # trucks alone
+    board = Scoreboard(dataset, clients=1)
+    for index in range(len(dataset)):
+        board.add(None, [index], [np.zeros(SIZE, np.int64)], [dataset[index].label])
+    result = board.result()
+    assert result["not_scored"] == {"parts": [], "classes": ["sky"]}  # the first part's road holds lane marks
+    assert {name: row["images"] for name, row in result["per_domain"].items()} == {
+        "a/here": 2,
+        "a/there": 1,
+        "b/here": 1,
+        "b/there": 1,
+    }
+
+
 def test_labels_that_are_all_void_are_no_score_of_zero() -> None:
     dataset = Pictures(("road", "car"), 2, 0)
     dataset.labels[:] = IGNORE

@@ -2,16 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
-from airmoe_ray.config import Config
+from airmoe_ray.config import Config, PartConfig
 from airmoe_ray.config_file import load_config
 from airmoe_ray.errors import CheckpointError, UserError
-from airmoe_ray.storage.card_text import Scores, read_scores
+from airmoe_ray.storage.card_text import Scores, card_text, read_scores
 from airmoe_ray.storage.checkpoint import (
     FORMAT,
     TrainerState,
@@ -136,6 +137,30 @@ def test_the_card_holds_the_facts(run, tmp_path):
     assert not [fact for fact in facts if fact not in text]
     assert "road 90" not in text  # only what is weak is listed as such
     assert str(run) not in text
+
+
+def test_the_card_leads_with_photographs_and_says_what_nobody_scored(run, tmp_path):
+    row = {"iou": 50.0, "f1": 60.0, "pre": 60.0, "rec": 60.0}
+    mixed = {
+        "miou": 60.0,
+        "images": 5,
+        "per_class": {"scenes/road": row, "photos/road": row},
+        "per_part": {"scenes": {"miou": 80.0, "images": 4}, "photos": {"miou": 40.0, "images": 1}},
+        "per_domain": {"scenes/fog": {"miou": 80.0, "images": 4}, "photos/home": {"miou": 40.0, "images": 1}},
+        "not_scored": {"parts": ["camvid"], "classes": ["sign", "lane_mark", "fence"]},
+    }
+    config, card = load_checkpoint(run / "checkpoint")
+    data = config.data.model_copy(update={"name": "mix", "parts": [PartConfig(name="scenes")]})
+    config = config.model_copy(update={"data": data})
+    scores = [Scores("unseen", mixed), Scores("others", SCORES | {"not_scored": {"parts": [], "classes": ["fence"]}})]
+    text = card_text(replace(card, name="street"), config, scores=scores, command=None, size=1, shipped=True)
+    facts = ("mIoU 40.0 on photos (1 image), 80.0 on scenes (4 images); the mean of the 2 is 60.0",
+             "scenes/fog 80.0 (4 images), photos/home 40.0 (1 image).", "night 55.0, fog 65.0.",
+             "Not scored: camvid, whose images were all trained on.",
+             "Classes that none of these scores is about: fence.", "airmoe serve --run street\n",
+             'Segmenter.from_pretrained("street")')  # fmt: skip
+    assert not [fact for fact in facts if fact not in text]
+    assert 'from_pretrained("DIR")' in card_text(card, config, scores=[], command=None, size=1)
 
 
 def test_scores_come_with_a_title_of_their_own_or_the_files_name(tmp_path, monkeypatch):

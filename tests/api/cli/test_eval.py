@@ -25,5 +25,7 @@ def test_images_that_were_trained_on_are_not_scored_and_named_in_a_line(run_fold
     assert done.returncode == 0, done.stderr
     scores = json.loads(done.stdout)
     assert scores["images"] == 2 + 2
-    assert [name for name in scores["per_domain"] if not name.startswith("scenes")] == ["mine/there"]
+    assert {name: row["images"] for name, row in scores["per_domain"].items() if "mine" in name} == {"mine/there": 2}
+    assert {name: row["images"] for name, row in scores["per_part"].items()} == {"scenes": 2, "mine": 2}
+    assert scores["not_scored"]["parts"] == ["trained"]
     assert "not scored: trained, whose images were all trained on" in done.stderr
