@@ -22,8 +22,7 @@ from airmoe_ray.model.routing import Participant, Participants, RoutingRule
 from airmoe_ray.model.seam import AirMoEOutput
 from airmoe_ray.runtime.device import pick_device
 from airmoe_ray.storage.checkpoint import ModelCard, load_checkpoint, load_weights
-from airmoe_ray.storage.hub import fetch_from_hub, is_hub_id
-from airmoe_ray.storage.shipped import find_model, shipped_names
+from airmoe_ray.storage.shipped import find_model
 
 
 def load_matching_backbone(config: Config, card: ModelCard, weights: bytes | None = None) -> Backbone:
@@ -60,9 +59,7 @@ class Segmenter:
 
         `rule` sorts the clients of each image in the place of the configured one.
         """
-        text = os.fspath(name)
-        elsewhere = not Path(text).expanduser().is_dir() and text not in shipped_names() and is_hub_id(text)
-        segmenter = cls.load(fetch_from_hub(text) if elsewhere else find_model(text).checkpoint)
+        segmenter = cls.load(find_model(name).checkpoint)
         segmenter.model.rule = rule
         return segmenter
 

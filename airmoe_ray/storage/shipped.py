@@ -1,4 +1,4 @@
-"""Where a model is, by what people call it: a run or checkpoint, as a folder or a URL, or a model that was shipped.
+"""Where a model is, by what people call it: a run or checkpoint (a folder or a URL), a shipped name, or a hub id.
 
 Shipped models are folders in `airmoe_ray/shipped`, each a checkpoint with a card (`CARD.md`); `export.py` makes them.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from airmoe_ray.errors import CheckpointError
 from airmoe_ray.storage.bucket import is_url
 from airmoe_ray.storage.folder_swap import recover
+from airmoe_ray.storage.hub import fetch_from_hub, is_hub_id
 
 DEFAULT = "street"  # what `airmoe serve` serves where nobody names another
 STATE = Path(".airmoe") / "state"  # below the working folder: what ships is read-only
@@ -38,8 +39,9 @@ def shipped_names() -> list[str]:
 
 
 def find_model(name: str | os.PathLike[str], *, best: bool | None = False) -> ModelPlace:
-    """The model of a run or checkpoint (a folder or a URL) or a shipped name; a folder that exists comes first.
+    """The model of a run or checkpoint (a folder or a URL), of a shipped name, or of a hub id (`org/name`).
 
+    A folder that exists comes first.
     `best`: of a run, the checkpoint that scored best on the validation images instead of the last one; None takes it
     where there is one.
     """
@@ -54,6 +56,10 @@ def find_model(name: str | os.PathLike[str], *, best: bool | None = False) -> Mo
         if best:
             raise CheckpointError(f"{name}: a shipped model has one checkpoint; leave --checkpoint out")
         return ModelPlace(shipped_folder() / str(name), state_folder(name))
+    if _may_be_on_the_hub(str(name)):
+        if best:
+            raise CheckpointError(f"{name}: a model of the hub has one checkpoint; leave --checkpoint out")
+        return ModelPlace(fetch_from_hub(str(name)), state_folder(name))
     raise CheckpointError(f"{name}: neither a run folder nor a shipped model; {_instead(str(name))}")
 
 
@@ -64,7 +70,17 @@ def state_folder(name: str | os.PathLike[str]) -> Path:
     folder = Path(name).expanduser()
     if (folder / "model.json").is_file():
         return folder.resolve().parent / "state"
-    return STATE / str(name) if not folder.is_dir() and str(name) in shipped_names() else folder / "state"
+    if folder.is_dir():
+        return folder / "state"
+    if str(name) in shipped_names() or _may_be_on_the_hub(str(name)):
+        return STATE / str(name).replace("/", "--")
+    return folder / "state"
+
+
+def _may_be_on_the_hub(name: str) -> bool:
+    """Whether a name has the form of a hub id and is no path here: a run that is missing is not sought elsewhere."""
+    first = name.partition("/")[0]
+    return is_hub_id(name) and first != "runs" and not Path(first).is_dir()
 
 
 def _in_folder(folder: Path, *, best: bool | None) -> ModelPlace:

@@ -32,7 +32,7 @@ CheckpointOption = Annotated[
 ]
 
 RunOption = Annotated[
-    str, typer.Option(help="Folder or URL (s3://, gs://, …) of a trained run, or the name of a shipped model.")
+    str, typer.Option(help="Folder or URL (s3://, gs://, …) of a run, name of a shipped model, or hub id (org/name).")
 ]
 
 AddressOption = Annotated[

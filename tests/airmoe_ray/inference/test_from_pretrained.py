@@ -55,7 +55,7 @@ def test_the_package_offers_the_segmenter_and_is_light_until_somebody_asks():
 def test_a_folder_a_shipped_name_and_a_hub_id_give_the_same_model(run, photo, tmp_path, monkeypatch):
     export_model(run / "checkpoint", tmp_path / "shipped" / "street", name="street")
     monkeypatch.setattr(shipped, "shipped_folder", lambda: tmp_path / "shipped")
-    monkeypatch.setattr("airmoe_ray.inference.segmenter.fetch_from_hub", lambda name: tmp_path / "shipped" / "street")
+    monkeypatch.setattr("airmoe_ray.storage.shipped.fetch_from_hub", lambda name: tmp_path / "shipped" / "street")
     monkeypatch.chdir(tmp_path)
     answers = [
         Segmenter.from_pretrained(name)(photo, seed=3)
@@ -68,7 +68,7 @@ def test_a_folder_a_shipped_name_and_a_hub_id_give_the_same_model(run, photo, tm
 
 
 def test_only_what_looks_like_one_is_sought_on_the_hub(monkeypatch, tmp_path):
-    monkeypatch.setattr("airmoe_ray.inference.segmenter.fetch_from_hub", lambda name: pytest.fail("the hub was asked"))
+    monkeypatch.setattr("airmoe_ray.storage.shipped.fetch_from_hub", lambda name: pytest.fail("the hub was asked"))
     monkeypatch.chdir(tmp_path)
     for name in ("nowhere", "/srv/nothing", "a/b/c"):
         with pytest.raises(CheckpointError, match=f"^{name}: neither a run folder nor a shipped model"):

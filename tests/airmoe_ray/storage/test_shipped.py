@@ -86,6 +86,21 @@ def test_a_folder_without_a_checkpoint_is_told_and_what_it_hides(box):
         find_model("empty")
 
 
+def test_a_hub_id_is_fetched_and_a_path_of_this_machine_is_not_sought_there(box, monkeypatch, tmp_path):
+    asked: list[str] = []
+    monkeypatch.setattr(shipped, "fetch_from_hub", lambda name: asked.append(name) or tmp_path / "cached")
+    place = find_model("someone/street")
+    assert (asked, place.checkpoint) == (["someone/street"], tmp_path / "cached")
+    assert place.state.resolve() == Path.cwd() / ".airmoe" / "state" / "someone--street"
+    Path("models").mkdir()
+    for name in ("runs/quickstart", "models/street", "someone", "a/b/c"):
+        with pytest.raises(CheckpointError, match=f"{name}: neither a run folder nor a shipped model"):
+            find_model(name)
+    with pytest.raises(CheckpointError, match="someone/street: a model of the hub has one checkpoint"):
+        find_model("someone/street", best=True)
+    assert asked == ["someone/street"]
+
+
 def test_a_shipped_model_has_no_other_checkpoint(box):
     with pytest.raises(CheckpointError, match="street: a shipped model has one checkpoint"):
         find_model("street", best=True)
