@@ -9,7 +9,7 @@ from pathlib import Path
 
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
-from airmoe_ray.storage.bucket import is_url
+from airmoe_ray.storage.bucket import is_url, shown
 from api.cli.doctor import image
 from api.cli.doctor.cluster_file import TOKEN, ClusterFile, check_schema, examples_left, read_documents
 from api.cli.doctor.machines import check_machines
@@ -35,6 +35,8 @@ def check_cluster(
 
     def run() -> str:
         nonlocal settings
+        if config is None and (where := _on_the_head(file)):
+            return where
         source, settings = _settings(file, config, overrides)
         return f"{source}: {settings.experts.count} experts"
 
@@ -109,16 +111,36 @@ def _sent(file: ClusterFile) -> str:
     return f"{len(file.mounts)} files and folders"
 
 
+def _on_the_head(file: ClusterFile) -> str | None:
+    """What can be said of a run that is not sent and that nodes have: in a folder that they mount, or their own."""
+    run = file.served.run
+    if is_url(run) or f"{run}/checkpoint" in file.mounts or not run.startswith("/"):
+        return None
+    if file.provider == "local":
+        return (
+            f"{run}: not sent; looked for on the head. Placement needs its settings: give --config to have it checked"
+        )
+    below = next((folder for folder in file.volumes if run == folder or run.startswith(f"{folder}/")), None)
+    return below and (
+        f"{run}: in {below}, which nodes mount; the head looks for it when `ray up` starts the front end. Placement "
+        "needs its settings: give --config to have it checked"
+    )
+
+
 def _settings(file: ClusterFile, config: str | None, overrides: Sequence[str]) -> tuple[str | Path, Config]:
-    """Settings of the run that will be served, and where they come from: its folder here, or --config."""
+    """Settings of the run that will be served, and where they come from: its folder here, its URL, or --config."""
     from airmoe_ray.config_file import load_config, parse_config
     from airmoe_ray.storage.checkpoint import load_checkpoint
+    from airmoe_ray.storage.shipped import find_model, shipped_names
 
     served = file.served
     here = file.mounts.get(f"{served.run}/checkpoint")
     changes = [*served.overrides, *overrides]
     if config is not None:
         return config, load_config(config, changes)
+    if is_url(served.run) or served.run in shipped_names():
+        stored, _ = load_checkpoint(find_model(served.run).checkpoint)
+        return shown(served.run), parse_config(stored.model_dump(mode="json"), changes)
     if here is None:
         raise UserError(
             f"no file_mounts for {served.run}/checkpoint, which the front end serves; mount it, or give --config where "

@@ -54,6 +54,15 @@ class ClusterFile:
         return {there: Path(here).expanduser() for there, here in (self.tree.get("file_mounts") or {}).items()}
 
     @property
+    def volumes(self) -> list[str]:
+        """Folders in the container that are folders of the node (`-v NODE:CONTAINER` of `docker`)."""
+        docker = self.tree.get("docker") or {}
+        options = " ".join(
+            str(option) for key, listed in docker.items() if key.endswith("run_options") for option in listed or []
+        )
+        return [found.rstrip("/") for found in re.findall(r"(?:-v|--volume)[ =]\S+?:([^\s:]+)", options)]
+
+    @property
     def bin(self) -> str | None:
         """Folder of the `ray` that is started on the hosts; None where it is found on the PATH, as in an image."""
         found = re.search(r"(\S+)/ray start", " ".join(self.tree.get("head_start_ray_commands") or []))
@@ -70,7 +79,7 @@ class ClusterFile:
             )
         given = dict(re.findall(r"--(run|port) (\S+)", options))
         return Served(
-            run=given.get("run", Served.run),
+            run=given.get("run", Served.run).strip("\"'"),
             port=int(given.get("port", Served.port)),
             overrides=tuple(re.findall(r"--set (\S+?)(?=[;\s])", options)),
         )
