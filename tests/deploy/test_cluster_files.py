@@ -120,6 +120,12 @@ def test_the_cloud_has_a_node_on_demand_and_experts_may_be_on_spot_nodes() -> No
     assert 0 < found.gpus_per_expert < 1
 
 
+@pytest.mark.parametrize("path", [AWS, ONPREM, KUBERAY])
+def test_experts_that_are_asked_more_than_others_may_grow(path: Path) -> None:
+    commands = path.read_text().partition("airmoe serve --address auto")[2]
+    assert parse_config({}, re.findall(r"--set (cluster\.max_replicas=\d+)", commands)).cluster.max_replicas == 2
+
+
 def test_all_files_use_the_image_of_this_version() -> None:
     files = (AWS, KUBERAY, KUBERAY.with_name("kuberay-train.yaml"))
     images = {image for path in files for image in re.findall(r"registry\.example\.org/\S+", path.read_text())}
