@@ -28,6 +28,9 @@ from ray.autoscaler.v2.utils import ResourceRequestUtil
 from ray.core.generated.autoscaler_pb2 import NodeState, NodeStatus
 from ray.core.generated.instance_manager_pb2 import Instance, NodeKind
 
+from api.cli.doctor.aws import check_account
+from api.cli.doctor.cluster_file import check_schema, read_documents
+from api.cli.doctor.results import CheckResult
 from tests.object_store import empty_account
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +148,78 @@ def who_may_reach(instance: dict[str, Any]) -> dict[str, list[str]]:
             sources = [one["CidrIp"] for one in rule["IpRanges"]] + [one["GroupId"] for one in rule["UserIdGroupPairs"]]
             found.setdefault(str(rule.get("FromPort", "all")), []).extend(sources)
     return found
+
+
+def doctor(operator: Operator, old: str = "", new: str = "") -> dict[str, CheckResult]:
+    """What doctor finds in the account, of the file with one change."""
+    text = operator.file.read_text()
+    assert old in text
+    mine = operator.folder / "mine.yaml"
+    mine.write_text(text.replace(old, new) if old else text)
+    return {one.check: one for one in check_account(check_schema(mine, read_documents(mine)[0]))}
+
+
+def test_doctor_finds_in_the_account_what_the_file_names(operator: Operator, outputs: dict[str, str]) -> None:
+    found = doctor(operator)
+    assert {name: one.ok for name, one in found.items()} == dict.fromkeys(
+        ["security group", "subnet", "roles", "machine image", "quota"], True
+    )
+    assert found["security group"].message == f"{outputs['Group']}, open to those it names"
+    assert found["roles"].message == "instance profiles airmoe-head, airmoe-worker"
+    assert found["quota"].message.startswith("cannot be looked at with these credentials")  # the stand-in has none
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "check", "words"),
+    [
+        (
+            "availability_zone: us-west-2a",
+            "availability_zone: us-west-2b",
+            "subnet",
+            "has no subnet in us-west-2b that",
+        ),
+        ("airmoe-worker", "airmoe-wroker", "roles", "airmoe-wroker not found (NoSuchEntity); deploy configs/cluster"),
+        ("ImageId: ami-", "ImageId: ami-1", "machine image", "does not exist (InvalidAMIID"),
+        ("[sg-", "[sg-1", "security group", "does not exist (InvalidGroup.NotFound)"),
+    ],
+)
+def test_what_the_account_does_not_have_is_told(operator: Operator, old: str, new: str, check: str, words: str) -> None:
+    found = doctor(operator, old, new)[check]
+    assert not found.ok
+    assert words in found.message
+
+
+def test_a_file_without_a_group_and_a_group_that_is_open_to_everybody_are_told(
+    operator: Operator, outputs: dict[str, str]
+) -> None:
+    line = next(line for line in operator.file.read_text().splitlines() if "SecurityGroupIds: [" in line)
+    assert "Ray would make a group that lets everybody try ssh" in doctor(operator, line)["security group"].message
+    network = boto3.client("ec2").describe_security_groups(GroupIds=[outputs["Group"]])["SecurityGroups"][0]["VpcId"]
+    group = boto3.resource("ec2").create_security_group(GroupName="open", Description="open", VpcId=network)
+    group.authorize_ingress(IpProtocol="tcp", FromPort=8000, ToPort=8000, CidrIp="0.0.0.0/0")
+    assert doctor(operator, outputs["Group"], group.id)["security group"].ok  # who asks needs the key
+    group.authorize_ingress(IpProtocol="tcp", FromPort=22, ToPort=22, CidrIp="0.0.0.0/0")
+    told = doctor(operator, outputs["Group"], group.id)["security group"]
+    group.delete()
+    assert (told.ok, f"{group.id}: port 22 open to everybody" in told.message) == (False, True)
+
+
+def test_a_quota_that_is_too_small_is_told_with_the_command_that_asks_for_more(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Quotas:
+        def get_service_quota(self, *, QuotaCode: str, **_: str) -> dict[str, Any]:
+            few = {"QuotaName": "All G and VT Spot Instance Requests", "Value": 8.0}
+            return {"Quota": few if QuotaCode == "L-3819A6DF" else {"QuotaName": "others", "Value": 64.0}}
+
+    real = boto3.client
+    monkeypatch.setattr(
+        boto3, "client", lambda name, **given: Quotas() if name == "service-quotas" else real(name, **given)
+    )
+    told = doctor(operator)["quota"]
+    assert not told.ok
+    assert "All G and VT Spot Instance Requests: 8 vCPUs allowed, 16 needed at most" in told.message
+    assert "--quota-code L-3819A6DF --desired-value 16" in told.message
 
 
 def test_the_head_is_made_on_demand_with_its_own_role(up: Operator) -> None:

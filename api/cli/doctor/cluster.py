@@ -11,6 +11,7 @@ from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
 from airmoe_ray.storage.bucket import is_url, shown
 from api.cli.doctor import image
+from api.cli.doctor.aws import check_account
 from api.cli.doctor.cluster_file import TOKEN, ClusterFile, check_schema, examples_left, read_documents
 from api.cli.doctor.machines import check_machines
 from api.cli.doctor.placement import fully_grown
@@ -155,6 +156,8 @@ def _check_provider(file: ClusterFile, settings: Config | None) -> list[CheckRes
     results = []
     if file.provider == "aws":
         results.append(run_check("credentials", _aws))
+        if results[0].ok:
+            results += check_account(file)
     results += _check_images(file)
     if settings is not None:
         results.append(run_check("placement", lambda: fully_grown(file, settings)))
