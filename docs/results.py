@@ -12,7 +12,7 @@ from typing import Any
 from airmoe_ray.baselines.method import Method
 from airmoe_ray.baselines.registry import find_method, groups
 from airmoe_ray.experiments.compare.records import Record, read_records
-from airmoe_ray.experiments.compare.table import TableRow, millions, p_value, paired_rows, table_rows, told
+from airmoe_ray.experiments.compare.table import TableRow, mark, millions, p_value, paired_rows, table_rows, told
 
 HERE = Path(__file__).parent
 PAGE = HERE / "results.md"
@@ -57,7 +57,7 @@ def table(name: str) -> str:
 def _gap(gaps: dict[tuple[str, str, str], dict[str, Any]], reference: str, row: TableRow) -> str:
     """What does not cross the channel is compared with AirMoE on air."""
     gap = gaps.get((reference, row.method, "air" if row.channel == "none" else row.channel))
-    return "" if gap is None else f"{gap['difference']:+.2f} ({p_value(gap['p'])})"
+    return "" if gap is None else f"{gap['difference']:+.2f} ({p_value(gap['p_holm'])}){mark(gap)}"
 
 
 def filled(page: str) -> str:

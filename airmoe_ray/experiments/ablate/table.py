@@ -9,8 +9,8 @@ from typing import Any
 
 from airmoe_ray.experiments.ablate.sweeps import MOVED, Sweep
 from airmoe_ray.experiments.compare.records import Record
-from airmoe_ray.experiments.compare.statistics import METRICS, Difference, Estimate, estimate, over_seeds, paired
-from airmoe_ray.experiments.compare.table import told
+from airmoe_ray.experiments.compare.statistics import METRICS, Difference, Estimate, estimate, holm, over_seeds, paired
+from airmoe_ray.experiments.compare.table import TWO_MODELS, blocks_of, told
 
 CHANNEL = "air"
 _SURE = 0.05
@@ -36,15 +36,15 @@ def points_of(sweep: Sweep, runs: dict[Any, list[Record]]) -> list[Point]:
 
 
 def _point(sweep: Sweep, value: Any, records: Sequence[Record], first: Sequence[Record]) -> Point:
-    counts = [record.counts(CHANNEL) for record in records]
+    counts, blocks = [record.counts(CHANNEL) for record in records], blocks_of([[records[0]]])
     common = {r.seed for r in records} & {r.seed for r in first}
     ours, theirs = ([r.counts(CHANNEL) for r in some if r.seed in common] for some in (first, records))
     printed = sweep.paper.rows.get(value) if sweep.paper else None
     return Point(
         value,
-        {metric: estimate(counts, metric) for metric in METRICS},
+        {metric: estimate(counts, metric, blocks=blocks) for metric in METRICS},
         {name: over_seeds([_moved(record, name) for record in records]) for name in sweep.moves},
-        paired(ours, theirs) if common and records is not first else None,
+        paired(ours, theirs, blocks=blocks) if common and records is not first else None,
         printed,
         sorted({record.commit for record in records}),
     )
@@ -59,18 +59,20 @@ def _moved(record: Record, name: str) -> float:
 
 def verdict(sweep: Sweep, points: Sequence[Point]) -> str:
     """Whether any value differs from the first one, and if not, why."""
-    gaps = [point.against_first for point in points if point.against_first is not None]
-    if not gaps:
+    judged = [(point.value, point.against_first) for point in points if point.against_first is not None]
+    if not judged:
         return ""
-    surest = min(gaps, key=lambda gap: gap.p)
-    if surest.p < _SURE:
-        value = next(point.value for point in points if point.against_first is surest)
+    corrected = holm([gap.p for _, gap in judged])
+    p, (value, surest) = min(zip(corrected, judged, strict=True), key=lambda each: (each[0], each[1][1].p))
+    pairs = f"{len(judged)} pair{'s' if len(judged) > 1 else ''}, Holm's correction"
+    only = f"; one seed: of {TWO_MODELS}" if surest.seeds == 1 else ""
+    if p < _SURE:
         return (
             f"{sweep.key} = {value} differs from {points[0].value} by {surest.mean:+.2f} mIoU "
-            f"[{surest.low:+.2f}, {surest.high:+.2f}], p {surest.p:.3f} (of {len(gaps)} such pairs, uncorrected)."
+            f"[{surest.low:+.2f}, {surest.high:+.2f}], p {p:.3f} ({pairs}{only})."
         )
-    why = f" Why: {sweep.if_flat}." if sweep.if_flat else ""
-    return f"Flat: no value differs from {points[0].value} (smallest p {surest.p:.2f} of {len(gaps)} pairs).{why}"
+    why = f" {sweep.if_flat}" if sweep.if_flat else ""
+    return f"Flat: no value is shown to differ from {points[0].value} (smallest p {p:.2f}; {pairs}{only}).{why}"
 
 
 def as_markdown(sweeps: Sequence[tuple[Sweep, list[Point]]], *, title: str) -> str:

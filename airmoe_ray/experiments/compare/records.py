@@ -66,7 +66,7 @@ class Record:
     group: str
     told: dict[str, Any]  # settings apart from defaults
     held_out: list[str]  # sequences, where whole ones are left out
-    data: dict[str, Any]  # name, split, images, classes
+    data: dict[str, Any]  # name, split, images, train_images, classes; sequences: images in a row of one domain
     size: dict[str, float]  # parameters: trained, active, frozen; flops per image
     seconds: dict[str, float]
     curve: list[dict[str, float]]  # per epoch: miou, mf1 and their ideal ones
@@ -86,6 +86,11 @@ class Record:
         """Readable, unique, and safe in any file system."""
         method = re.sub(r"[^A-Za-z0-9.+-]", "_", self.method)
         return f"{method}.seed{self.seed}.{self.settings}.{self.commit[:8]}.json"
+
+    @property
+    def sequences(self) -> list[int]:
+        """How many images in a row are of one drive; older records do not tell, and stand for one."""
+        return list(self.data.get("sequences") or [self.data["images"]])
 
     def counts(self, channel: str) -> NDArray[np.int64]:
         """Pixels (S, 3, C) of every image: hit, of the truth, predicted."""

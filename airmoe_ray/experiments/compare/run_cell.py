@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,6 +121,7 @@ def _record(cell: Cell, folder: Path, scored: _Scored) -> Record:
             "images": len(dataset),
             "train_images": len(open_dataset(config.data, "train")),
             "classes": list(dataset.classes.names),
+            "sequences": [len(list(run)) for _, run in groupby(map(dataset.domain_of, range(len(dataset))))],
         },
         size=scored.size,
         seconds={"train": sum(row["seconds"] for row in rows)},

@@ -11,7 +11,15 @@ import numpy as np
 
 from airmoe_ray.baselines.method import Method
 from airmoe_ray.experiments.compare.records import Record
-from airmoe_ray.experiments.compare.statistics import METRICS, Counts, Estimate, estimate, paired
+from airmoe_ray.experiments.compare.statistics import (
+    METRICS,
+    Counts,
+    Estimate,
+    block_sizes,
+    estimate,
+    holm,
+    paired,
+)
 from airmoe_ray.experiments.paper_figures import DATASETS, main_row
 
 Seeds = Sequence[Sequence[Record]]  # a list per seed, of one record per fold
@@ -36,6 +44,11 @@ def counts_of(seeds: Seeds, channel: str) -> list[Counts]:
     return [np.concatenate([record.counts(channel) for record in folds]) for folds in seeds]
 
 
+def blocks_of(seeds: Seeds) -> list[int]:
+    """How many images in a row are drawn together; all seeds have the same images."""
+    return [size for record in seeds[0] for size in block_sizes(record.data["name"], record.sequences)]
+
+
 def table_rows(methods: Sequence[Method], rows: Mapping[str, Seeds]) -> list[TableRow]:
     """In the order of the methods; a method that crosses the channel has two rows."""
     return [
@@ -48,7 +61,7 @@ def table_rows(methods: Sequence[Method], rows: Mapping[str, Seeds]) -> list[Tab
 
 def _row(method: Method, seeds: Seeds, channel: str) -> TableRow:
     records = [record for folds in seeds for record in folds]
-    counts = counts_of(seeds, channel)
+    counts, blocks = counts_of(seeds, channel), blocks_of(seeds)
     # no row of the paper has a head at the cloud
     printed = main_row(None if method.head else method.in_paper, records[0].data["name"]) or (None,) * len(METRICS)
     return TableRow(
@@ -56,7 +69,7 @@ def _row(method: Method, seeds: Seeds, channel: str) -> TableRow:
         method.label,
         method.group,
         channel if method.air else "none",
-        {metric: estimate(counts, metric) for metric in METRICS},
+        {metric: estimate(counts, metric, blocks=blocks) for metric in METRICS},
         _costs(records, channel),
         dict(zip(METRICS, printed, strict=True)),
         sorted({record.commit for record in records}),
@@ -85,23 +98,31 @@ def _costs(records: Sequence[Record], channel: str) -> dict[str, float]:
     }
 
 
-PAIRED = ("reference", "method", "channel", "difference", "low", "high", "p", "seeds", "images")
+_GAP = ("difference", "low", "high", "p", "p_holm", "of", "seeds", "images", "blocks")
+PAIRED = ("reference", "method", "channel", *_GAP)
+METHODS, TWO_MODELS = "methods", "these two models only"  # what a difference speaks of
 
 
 def paired_rows(methods: Sequence[Method], rows: Mapping[str, Seeds]) -> list[dict[str, Any]]:
-    """Every method against each of AirMoE's own rows, or against the first method where there is none of them.
+    """Every method less each of AirMoE's own rows, or less the first method where there is none of them.
 
-    A method that does not cross the channel is compared by the one score that it has.
+    A method that does not cross the channel is compared by the one score that it has. p is corrected for the number of
+    methods that a reference is compared with on a channel.
     """
     here = [method for method in methods if method.key in rows]
     references = [method for method in here if method.name == "airmoe"] or here[:1]
-    return [
-        found
+    found = [
+        gap
         for reference in references
         for method in here
         if method.key != reference.key
-        for found in _against(reference, method, rows)
+        for gap in _against(reference, method, rows)
     ]
+    for family in {(gap["reference"], gap["channel"]) for gap in found}:
+        own = [gap for gap in found if (gap["reference"], gap["channel"]) == family]
+        for gap, corrected in zip(own, holm([gap["p"] for gap in own]), strict=True):
+            gap["p_holm"] = corrected
+    return found
 
 
 def _against(reference: Method, method: Method, rows: Mapping[str, Seeds]) -> Iterator[dict[str, Any]]:
@@ -111,8 +132,10 @@ def _against(reference: Method, method: Method, rows: Mapping[str, Seeds]) -> It
         return
     for channel in ours[0][0].scores:
         other = channel if channel in theirs[0][0].scores else "ideal"
-        gap = paired(counts_of(ours, channel), counts_of(theirs, other))
-        values = (gap.mean, gap.low, gap.high, gap.p, gap.seeds, gap.images)
+        gap = paired(counts_of(ours, channel), counts_of(theirs, other), blocks=blocks_of(ours))
+        about = METHODS if gap.seeds > 1 else TWO_MODELS
+        sizes = (gap.seeds, gap.images, gap.blocks)
+        values = (gap.mean, gap.low, gap.high, gap.p, math.nan, about, *sizes)
         yield dict(zip(PAIRED, (reference.key, method.key, channel, *values), strict=True))
 
 
@@ -138,7 +161,7 @@ def paired_csv(rows: Sequence[dict[str, Any]]) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, PAIRED)
     writer.writeheader()
-    writer.writerows({k: f"{v:.4f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    writer.writerows({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
     return stream.getvalue()
 
 
@@ -157,18 +180,31 @@ def as_markdown(rows: Sequence[TableRow], gaps: Sequence[dict[str, Any]], *, tit
         cells += [f"{costs[name]:.0f}" for name in ("uplink_bits", "downlink_bits", "channel_uses")]
         lines.append("| " + " | ".join(cells) + " |")
     if gaps:
-        lines += ["", "## Paired differences, mIoU", ""]
-        lines += ["| method | less | channel | difference | 95 % interval | p | seeds x images |", "|---" * 7 + "|"]
+        heads = "| method | less | channel | difference | 95 % interval | p | p, Holm | seeds | images (blocks) |"
+        lines += ["", "## Paired differences, mIoU", "", heads, "|---" * 9 + "|"]
         lines += [
             f"| {g['method']} | {g['reference']} | {g['channel']} | {g['difference']:+.2f} | {g['low']:+.2f} to "
-            f"{g['high']:+.2f} | {p_value(g['p'])} | {g['seeds']} x {g['images']} |"
+            f"{g['high']:+.2f} | {p_value(g['p'])}{mark(g)} | {p_value(g['p_holm'])}{mark(g)} | {g['seeds']} | "
+            f"{g['images']} ({g['blocks']}) |"
             for g in gaps
         ]
+        lines += ["", "A positive difference: the method is better than what it is compared with. p is two-sided, over"]
+        lines += ["seeds and blocks of neighbouring images; Holm's is corrected for the methods that a reference is"]
+        lines += ["compared with on a channel."]
+        if any(mark(gap) for gap in gaps):
+            lines += [f"† one seed: of {TWO_MODELS}, on other images; another seed may turn it."]
     return "\n".join(lines) + "\n"
+
+
+def mark(gap: Mapping[str, Any]) -> str:
+    """A dagger where a difference speaks of two models and not of two methods."""
+    return "†" if gap["of"] == TWO_MODELS else ""
 
 
 def p_value(p: float) -> str:
     """p, short."""
+    if math.isnan(p):
+        return "-"
     return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
@@ -192,7 +228,7 @@ def table_notes(rows: Sequence[TableRow], records: Sequence[Record]) -> list[str
         f"{data['name']}, {data['train_images']} images to train on, {data['images']} scored"
         + (", sequences left out in turn and pooled" if first.held_out else "")
         + "; the last epoch is scored, at the images' own size.",
-        "Intervals are 95 %: Student's t over seeds, and, with a *, a bootstrap over images of a single seed.",
+        "Intervals are 95 %: Student's t over seeds, and, with a *, a bootstrap over images, by blocks, of one seed.",
         "Parameters are those that are trained; a frozen backbone of "
         f"{millions(max(row.costs['frozen'] for row in rows))} stands before all but single models. Bits, per image, "
         "are those of routing and weights; the broadcast of features comes on top "

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from airmoe_ray.experiments.compare.table import PAIRED, paired_csv
 from api.cli.main import run
 
 QUICK = ("--set", "data.val_count=6", "--set", "train.threads=1")
@@ -18,9 +19,8 @@ TABLE = """method,label,channel,seeds,interval_over,miou,miou_low,miou_high,miou
 airmoe,AirMoE,air,2,seeds,61.234,60.1,62.3,72.43,70.1,1985760,422292,20618
 vit-aspp,ViT+ASPP <one head>,none,2,seeds,59.9,58.0,61.0,68.12,69.0,189000,189000,0
 """
-PAIRED = """reference,method,channel,difference,low,high,p,seeds,images
-airmoe,vit-aspp,air,1.3340,0.4000,2.2000,0.0120,2,16
-"""
+# ViT+ASPP is worse than AirMoE by 1.334
+PAIR = ("airmoe", "vit-aspp", "air", -1.334, -2.2, -0.4, 0.012, 0.024, "methods", 2, 16, 16)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def trained(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def comparison(folder: Path) -> Path:
     (folder / "records").mkdir(parents=True)
     (folder / "table.csv").write_text(TABLE)
-    (folder / "paired.csv").write_text(PAIRED)
+    (folder / "paired.csv").write_text(paired_csv([dict(zip(PAIRED, PAIR, strict=True))]))
     for method, miou in (("airmoe", 61.0), ("vit-aspp", 59.0)):
         curve = [{"epoch": epoch, "miou": miou + epoch, "mf1": miou + 9} for epoch in (1, 2)]
         data = {"name": "scenes", "split": "test", "images": 16}
@@ -158,7 +158,9 @@ def test_a_comparison_gets_its_table_its_differences_and_its_curves(airmoe, tmp_
     assert "page.html" in told
     assert "<td>61.2</td><td>[60.1, 62.3]</td>" in text
     assert "ViT+ASPP &lt;one head&gt;" in text
-    assert "vit-aspp: 1.33 [0.40, 2.20]" in text
+    assert "vit-aspp: -1.33 [-2.20, -0.40]" in text
+    assert "mIoU less that of airmoe, air channel" in text
+    assert "right of the dashed line the method is better" in text
     assert text.count("<polyline") == 4  # two methods, two scores: there is no curves.png
     (folder / "curves.png").write_bytes(b"picture")
     airmoe("report", "--run", str(folder))

@@ -30,7 +30,7 @@ def record(seed: int, right: float, *, norm: float = 1.0) -> Record:
         "AirMoE",
         {},
         [],
-        {},
+        {"name": "camvid", "images": 40},
         {},
         {},
         [],
@@ -80,7 +80,7 @@ def test_a_page_says_flat_and_why_or_what_differs(tmp_path):
     assert flat[1].against_first is None  # other seeds: nothing is paired
     same = {0.0: [record(s, 0.7) for s in range(3)], 1e-4: [record(s, 0.7, norm=0.5) for s in range(3)]}
     points = points_of(sweep, same)
-    assert verdict(sweep, points).startswith("Flat: no value differs from 0.0")
+    assert verdict(sweep, points).startswith("Flat: no value is shown to differ from 0.0")
     assert "L_FRL has no gradient by the experts" in verdict(sweep, points)
     better = points_of(sweep, {0.0: [record(s, 0.70) for s in range(3)], 1e-4: [record(s, 0.75) for s in range(3)]})
     assert verdict(sweep, better).startswith("train.lambda_frl = 0.0001 differs from 0.0 by +")
