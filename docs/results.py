@@ -11,6 +11,7 @@ from typing import Any
 
 from airmoe_ray.baselines.method import Method
 from airmoe_ray.baselines.registry import find_method, groups
+from airmoe_ray.errors import UserError
 from airmoe_ray.experiments.compare.records import Record, read_records
 from airmoe_ray.experiments.compare.table import TableRow, mark, millions, p_value, paired_rows, table_rows, told
 
@@ -22,7 +23,16 @@ REFERENCES = ("airmoe", "airmoe+head")
 
 
 def grouped(records: Sequence[Record]) -> dict[str, list[list[Record]]]:
-    """Runs by method: a list per seed, of one record per sequence left out; seeds that lack one are left out."""
+    """Runs by method: a list per seed, of one record per sequence left out; seeds that lack one are left out.
+
+    A row is of one configuration: runs of two must not be averaged.
+    """
+    settings: dict[tuple[str, tuple[str, ...]], set[str]] = {}
+    for record in records:
+        settings.setdefault((record.method, tuple(record.held_out)), set()).add(record.settings)
+    for (method, _), own in settings.items():
+        if len(own) > 1:
+            raise UserError(f"{method}: runs of {len(own)} configurations ({', '.join(sorted(own))}); keep one of them")
     folds = {tuple(record.held_out) for record in records}
     found: dict[str, dict[int, list[Record]]] = {}
     for record in sorted(records, key=lambda record: (record.seed, record.held_out)):

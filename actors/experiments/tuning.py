@@ -13,6 +13,7 @@ from ray.tune import Callback, RunConfig, TuneConfig
 
 from actors.cluster.connection import nodes
 from airmoe_ray.errors import UserError
+from airmoe_ray.experiments.ablate.table import swept_channel
 from airmoe_ray.experiments.compare.plan import Cell
 from airmoe_ray.experiments.compare.run_cell import run_cell
 from airmoe_ray.runtime.progress import Reporter
@@ -53,7 +54,7 @@ def _trial(config: dict[str, int], *, cells: list[Cell], out: Path, draws: int, 
 
     try:
         record = run_cell(cells[config["cell"]], out, draws=draws, after_epoch=after_epoch)
-        tune.report({"told": f"mIoU {record.scores['air']['miou']:.2f}", "failed": False})
+        tune.report({"told": f"mIoU {record.scores[swept_channel(record)]['miou']:.2f}", "failed": False})
     except UserError as error:
         tune.report({"told": str(error), "failed": True})
 

@@ -3,16 +3,16 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from airmoe_ray.experiments.ablate.sweeps import MOVED, Sweep
+from airmoe_ray.experiments.compare.channels import OWN
 from airmoe_ray.experiments.compare.records import Record
 from airmoe_ray.experiments.compare.statistics import METRICS, Difference, Estimate, estimate, holm, over_seeds, paired
 from airmoe_ray.experiments.compare.table import TWO_MODELS, blocks_of, told
 
-CHANNEL = "air"
 _SURE = 0.05
 
 
@@ -28,6 +28,11 @@ class Point:
     commits: list[str]
 
 
+def swept_channel(record: Record) -> str:
+    """What a sweep is judged on: the run's own channel, which is 20 dB air unless it was set."""
+    return OWN if OWN in record.scores else "air"
+
+
 def points_of(sweep: Sweep, runs: dict[Any, list[Record]]) -> list[Point]:
     """The values that have runs, in the sweep's order; `runs` are those of each value, by seed."""
     done = [value for value in sweep.values if runs.get(value)]
@@ -36,9 +41,9 @@ def points_of(sweep: Sweep, runs: dict[Any, list[Record]]) -> list[Point]:
 
 
 def _point(sweep: Sweep, value: Any, records: Sequence[Record], first: Sequence[Record]) -> Point:
-    counts, blocks = [record.counts(CHANNEL) for record in records], blocks_of([[records[0]]])
+    counts, blocks = [record.counts(swept_channel(record)) for record in records], blocks_of([[records[0]]])
     common = {r.seed for r in records} & {r.seed for r in first}
-    ours, theirs = ([r.counts(CHANNEL) for r in some if r.seed in common] for some in (first, records))
+    ours, theirs = ([r.counts(swept_channel(r)) for r in some if r.seed in common] for some in (first, records))
     printed = sweep.paper.rows.get(value) if sweep.paper else None
     return Point(
         value,
@@ -53,7 +58,7 @@ def _point(sweep: Sweep, value: Any, records: Sequence[Record], first: Sequence[
 def _moved(record: Record, name: str) -> float:
     if name == "prototype_norm":
         return record.prototypes.get("norm", math.nan)
-    found = record.scores[CHANNEL].get("routing", {}).get(name)
+    found = record.scores[swept_channel(record)].get("routing", {}).get(name)
     return math.nan if found is None else float(found)
 
 
@@ -75,17 +80,16 @@ def verdict(sweep: Sweep, points: Sequence[Point]) -> str:
     return f"Flat: no value is shown to differ from {points[0].value} (smallest p {p:.2f}; {pairs}{only}).{why}"
 
 
-def as_markdown(sweeps: Sequence[tuple[Sweep, list[Point]]], *, title: str) -> str:
-    """All sweeps on a page."""
-    lines = [
-        f"# {title}",
-        "",
-        "20 dB Rayleigh air, the last epoch. Intervals are 95 %: Student's t over seeds, and, with a",
+def as_markdown(
+    sweeps: Sequence[tuple[Sweep, list[Point]]], *, title: str, about: Sequence[str], remarks: Mapping[str, str]
+) -> str:
+    """All sweeps on a page; `about` the model and its channel, `remarks` by the key of a sweep."""
+    notes = [
+        *about,
+        "The last epoch is scored. Intervals are 95 %: Student's t over seeds, and, with a *, a bootstrap over images",
+        "of a single seed. The paper's figures are of Cityscapes and not of this data.",
     ]
-    lines += [
-        "*, a bootstrap over images of a single seed. The paper's figures are of Cityscapes and not of this data.",
-        "",
-    ]
+    lines = [f"# {title}", "", *notes, ""]
     for sweep, points in sweeps:
         table = f", the paper's Table {sweep.paper.table}" if sweep.paper else ""
         lines += [f"## {sweep.short} (`{sweep.key}`){table}", ""]
@@ -100,7 +104,7 @@ def as_markdown(sweeps: Sequence[tuple[Sweep, list[Point]]], *, title: str) -> s
                     "" if point.paper is None else " / ".join(f"{x:.2f}" for x in point.paper if x is not None)
                 )
             lines.append("| " + " | ".join(cells) + " |")
-        lines += ["", verdict(sweep, points), ""]
+        lines += ["", verdict(sweep, points), *([remarks[sweep.key]] if sweep.key in remarks else []), ""]
     return "\n".join(lines)
 
 

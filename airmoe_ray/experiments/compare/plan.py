@@ -1,22 +1,26 @@
 """What a comparison consists of: a run for each method, seed and, where whole sequences are left out, each of them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from airmoe_ray.baselines.method import Method, Setting, changed
 from airmoe_ray.baselines.registry import find_method
-from airmoe_ray.config import Config
+from airmoe_ray.config import Config, DataConfig
 from airmoe_ray.config_file import to_yaml
 from airmoe_ray.data import open_dataset
 from airmoe_ray.data.base import SegmentationDataset
 from airmoe_ray.errors import UserError
+from airmoe_ray.experiments.compare.channels import scored_channels
 from airmoe_ray.experiments.compare.records import Record, settings_hash, told_settings
 from airmoe_ray.features.backbone import load_backbone
 
 SPLIT = "test"  # what methods are scored on; never looked at for a choice, as the last epoch is what counts
 _NOTE = "comparison.json"
+
+Key = tuple[str, int, str]  # of a run: method, seed, hash of its settings
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Cell:
     point: str = ""  # of a sweep: the setting and its value
 
     @property
-    def key(self) -> tuple[str, int, str]:
+    def key(self) -> Key:
         """As of its record."""
         return self.method, self.config.seed, settings_hash(self.config)
 
@@ -53,7 +57,7 @@ class Plan:
     cells: list[Cell]
     left_out: dict[str, str]  # methods that make no sense here, and why
 
-    def rows(self, done: dict[tuple[str, int, str], Record]) -> dict[str, list[list[Record]]]:
+    def rows(self, done: Mapping[Key, Record]) -> dict[str, list[list[Record]]]:
         """Finished runs by method: a list per seed, of one record per fold; seeds that lack a fold are left out."""
         rows: dict[str, list[list[Record]]] = {}
         for method in self.methods:
@@ -91,6 +95,35 @@ def make_plan(base: Config, methods: Sequence[Method], *, seeds: int) -> Plan:
         for method in kept
     ]
     return Plan(base, kept, cells, left_out)
+
+
+def data_facts(data: DataConfig) -> dict[str, Any]:
+    """What tells one folder of images from another: settings name a dataset, and not which files are there."""
+    scored = open_dataset(data, SPLIT)
+    return {
+        "images": len(scored),
+        "train_images": len(open_dataset(data, "train")),
+        "classes": list(scored.classes.names),
+    }
+
+
+def usable(done: Mapping[Key, Record], cells: Sequence[Cell], *, draws: int) -> dict[Key, Record]:
+    """Those of the stored records that stand for a run of these: same images, same classes, same channels and draws."""
+    facts: dict[str, dict[str, Any]] = {}
+    found = {}
+    for cell in cells:
+        record = done.get(cell.key)
+        if record is None:
+            continue
+        data = cell.config.data
+        if (text := data.model_dump_json()) not in facts:
+            facts[text] = data_facts(data)
+        channels = scored_channels(cell.config.channel, crosses=method_of(cell).air)
+        wanted = {name: 1 if channel.kind == "ideal" else draws for name, channel in channels.items()}
+        same = all(record.data.get(name) == value for name, value in facts[text].items())
+        if same and wanted == {name: scores.get("draws") for name, scores in record.scores.items()}:
+            found[cell.key] = record
+    return found
 
 
 def setting_of(config: Config) -> Setting:

@@ -5,11 +5,14 @@ tables. Suffixes: S samples, C classes.
 """
 
 import base64
+import contextlib
 import hashlib
+import inspect
 import json
 import os
 import re
 import subprocess
+import sys
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +23,7 @@ from numpy.typing import NDArray
 
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
+from airmoe_ray.runtime.imports import load_class
 
 # what may differ without the result being another: machine, operator and places
 _NOT_HASHED: dict[str, set[str]] = {
@@ -36,6 +40,7 @@ _NOT_HASHED: dict[str, set[str]] = {
     },
 }
 FORMAT = 1
+_OURS = "airmoe_ray"
 
 
 def told_settings(config: Config) -> dict[str, Any]:
@@ -50,8 +55,22 @@ def told_settings(config: Config) -> dict[str, Any]:
 
 
 def settings_hash(config: Config) -> str:
-    """Twelve hexadecimal digits; new settings with defaults do not change it."""
-    return hashlib.sha256(json.dumps(told_settings(config), sort_keys=True).encode()).hexdigest()[:12]
+    """Twelve hexadecimal digits; new settings with defaults do not change it, code of one's own does."""
+    told = told_settings(config)
+    if sources := own_sources(config):
+        told["sources"] = sources
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def own_sources(config: Config) -> dict[str, str]:
+    """Hashes of the modules whose classes a configuration names, but for this package's, which the commit names."""
+    found = {}
+    for key, path in (("routing.rule", config.routing.rule), ("model", config.model)):
+        if ":" in path and not path.startswith(f"{_OURS}."):
+            module = sys.modules[load_class(path, object, key).__module__]
+            with contextlib.suppress(OSError, TypeError):  # made by hand, without a file: then its name has to do
+                found[key] = hashlib.sha256(inspect.getsource(module).encode()).hexdigest()[:12]
+    return found
 
 
 @dataclass(frozen=True)
@@ -74,6 +93,7 @@ class Record:
     per_image: dict[str, str]  # by channel, packed
     versions: dict[str, str] = field(default_factory=dict)
     prototypes: dict[str, float] = field(default_factory=dict)  # norm: the mean of ||p_jk||, where there are FRLs
+    made: str = ""  # when, UTC; empty in older records
     format: int = FORMAT
 
     @property
@@ -122,13 +142,13 @@ def write_record(folder: Path, record: Record) -> Path:
 
 
 def read_records(*folders: Path) -> dict[tuple[str, int, str], Record]:
-    """All records below some folders by their key; where a run was made at several commits, the file written last."""
-    paths = [path for folder in folders if folder.is_dir() for path in folder.rglob("*.seed*.json")]
-    found: dict[tuple[str, int, str], Record] = {}
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime):
-        record = read_record(path)
-        found[record.key] = record
-    return found
+    """All records below some folders by their key; where a run was made several times, the one made last.
+
+    When is what the record says: files get new times whenever a folder is copied or checked out.
+    """
+    paths = sorted(path for folder in folders if folder.is_dir() for path in folder.rglob("*.seed*.json"))
+    records = sorted((read_record(path) for path in paths), key=lambda record: record.made)
+    return {record.key: record for record in records}
 
 
 def read_record(path: Path) -> Record:

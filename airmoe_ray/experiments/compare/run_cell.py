@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +14,11 @@ from airmoe_ray import __version__
 from airmoe_ray.baselines.networks.checkpoint import load_network
 from airmoe_ray.baselines.networks.score import TrainedNetwork, evaluate_network
 from airmoe_ray.baselines.networks.train import train_network
-from airmoe_ray.config import ChannelConfig
 from airmoe_ray.config_file import parse_config, read_yaml
 from airmoe_ray.data import open_dataset
 from airmoe_ray.errors import UserError
-from airmoe_ray.experiments.compare.plan import SPLIT, Cell, method_of
+from airmoe_ray.experiments.compare.channels import scored_channels
+from airmoe_ray.experiments.compare.plan import SPLIT, Cell, data_facts, method_of
 from airmoe_ray.experiments.compare.records import (
     Record,
     current_commit,
@@ -35,7 +36,6 @@ from airmoe_ray.storage.folder_swap import recover
 from airmoe_ray.storage.shipped import LAST
 from airmoe_ray.training.run import train_run
 
-_AIR = ChannelConfig(kind="air", fading="rayleigh", snr_db=20.0)  # what rules are scored on besides the exact sum
 _CURVE = ("epoch", "miou", "miou_ideal", "mf1", "mf1_ideal", "loss", "seconds")
 _KEPT = ("miou", "mf1", "mpre", "mrec", "per_class", "per_domain", "routing", "communication", "images", "draws")
 
@@ -48,7 +48,7 @@ def run_cell(
     report: Reporter | None = None,
     after_epoch: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> Record:
-    """Train, score on the exact sum and, where outputs cross the channel, on 20 dB air; write the record."""
+    """Train; score on the exact sum and, where outputs cross a channel, on 20 dB air and its own; write the record."""
     folder = cell.folder(out)
     recover(folder / LAST)
     resume = (folder / LAST).exists()
@@ -74,7 +74,7 @@ class _Scored(NamedTuple):
 
 def _score(cell: Cell, folder: Path, *, draws: int) -> _Scored:
     segmenter = Segmenter.load(folder / LAST)
-    channels = {"ideal": _AIR.model_copy(update={"kind": "ideal"}), **({"air": _AIR} if method_of(cell).air else {})}
+    channels = scored_channels(cell.config.channel, crosses=method_of(cell).air)
     dataset = open_dataset(cell.config.data, SPLIT)
     found = evaluate_on(segmenter, dataset, list(channels.values()), draws=draws)
     size = model_size(segmenter.model) | {"frozen": parameters(segmenter.backbone)}
@@ -118,9 +118,7 @@ def _record(cell: Cell, folder: Path, scored: _Scored) -> Record:
         data={
             "name": config.data.name,
             "split": SPLIT,
-            "images": len(dataset),
-            "train_images": len(open_dataset(config.data, "train")),
-            "classes": list(dataset.classes.names),
+            **data_facts(config.data),
             "sequences": [len(list(run)) for _, run in groupby(map(dataset.domain_of, range(len(dataset))))],
         },
         size=scored.size,
@@ -129,6 +127,7 @@ def _record(cell: Cell, folder: Path, scored: _Scored) -> Record:
         scores={name: _kept(each.scores, air=method.air) for name, each in scored.found.items()},
         per_image={name: pack(each.per_image_S3C) for name, each in scored.found.items()},
         prototypes=scored.prototypes,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"airmoe": __version__, "torch": str(torch.__version__)},
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from airmoe_ray.baselines.method import Method
+from airmoe_ray.experiments.compare.channels import OWN
 from airmoe_ray.experiments.compare.records import Record
 from airmoe_ray.experiments.compare.statistics import (
     METRICS,
@@ -235,6 +236,10 @@ def table_notes(rows: Sequence[TableRow], records: Sequence[Record]) -> list[str
         f"({max(row.costs['broadcast_bits'] for row in rows):.0f} bit where experts are at clients).",
         f"Commits: {', '.join(sorted({record.commit for record in records}))}.",
     ]
+    if own := next((row for row in rows if row.channel == OWN), None):
+        settings = next(record.told.get("channel", {}) for record in records if record.method == own.method)
+        told = ", ".join(f"{name} {value}" for name, value in settings.items())
+        notes.append(f"air is 20 dB with Rayleigh fading; own is the channel of the configuration ({told}).")
     if data["name"] in DATASETS and any(row.paper["miou"] is not None for row in rows):
         notes.append(f"The paper's figures are of its {DATASETS[data['name']]} setting, which is not this one.")
     return notes

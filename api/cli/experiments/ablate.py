@@ -20,6 +20,7 @@ from api.cli.experiments.options import (
 from api.cli.reporters import reporting
 
 if TYPE_CHECKING:
+    from airmoe_ray.config import Config
     from airmoe_ray.experiments.ablate.sweeps import Sweep
     from airmoe_ray.experiments.ablate.table import Point
     from airmoe_ray.experiments.compare.plan import Cell
@@ -48,7 +49,7 @@ def ablate(
     Interrupted or killed, the same command goes on where it stopped.
     """
     from airmoe_ray.experiments.ablate.sweeps import parse_sweeps, split_overrides
-    from airmoe_ray.experiments.compare.plan import begin_comparison
+    from airmoe_ray.experiments.compare.plan import begin_comparison, usable
     from airmoe_ray.experiments.compare.records import read_records
     from airmoe_ray.experiments.plotting import require_matplotlib
 
@@ -62,7 +63,14 @@ def ablate(
     cells = [(each, each.cells(base, seeds=seeds)) for each in sweeps]
     out = out or Path("runs") / f"ablate-{name}"
     begin_comparison(out, base, name)
-    done = {key: record for key, record in read_records(records, out / "records").items() if record.prototypes}
+
+    def stored() -> dict[tuple[str, int, str], "Record"]:
+        found = usable(
+            read_records(records, out / "records"), [cell for _, own in cells for _, cell in own], draws=draws
+        )
+        return {key: record for key, record in found.items() if record.prototypes}
+
+    done = stored()
     todo = {cell.key: cell for _, own in cells for _, cell in own if cell.key not in done}
     failed: dict[str, str] = {}
     with reporting() as report, sigterm_like_ctrl_c() as received:
@@ -78,7 +86,8 @@ def ablate(
         except KeyboardInterrupt:
             report.line("airmoe: interrupted; the same command goes on from here")
             raise typer.Exit(128 + (signal.SIGTERM if received else signal.SIGINT)) from None
-    found = _write(cells, read_records(records, out / "records"), out, title=f"{name}, {seeds} seed(s)")
+    title = f"{name}, {seeds} seed{'s' if seeds > 1 else ''}"
+    found = _write(base, cells, stored(), out, title=title)
     if as_json:
         print_json(
             {"sweeps": {each.key: [_json(point) for point in points] for each, points in found}, "failed": failed}
@@ -91,6 +100,7 @@ def ablate(
 
 
 def _write(
+    base: "Config",
     cells: list[tuple["Sweep", list[tuple[Any, "Cell"]]]],
     done: dict[tuple[str, int, str], "Record"],
     out: Path,
@@ -99,6 +109,7 @@ def _write(
 ) -> list[tuple["Sweep", list["Point"]]]:
     from airmoe_ray.experiments.ablate.plot import draw_sweeps
     from airmoe_ray.experiments.ablate.table import as_csv, as_markdown, points_of
+    from airmoe_ray.experiments.ablate.words import about_model, remarks_of
 
     found = []
     for sweep, own in cells:
@@ -110,7 +121,9 @@ def _write(
             found.append((sweep, points))
     if not found:
         raise UserError(f"{out}: no run was finished")
-    (out / TABLE).write_text(as_markdown(found, title=title))
+    images = next(record.data["train_images"] for record in done.values())
+    about = about_model(base, [sweep for sweep, _ in found])
+    (out / TABLE).write_text(as_markdown(found, title=title, about=about, remarks=remarks_of(cells, images)))
     (out / TABLE_CSV).write_text(as_csv(found))
     draw_sweeps(found, out / PICTURE)
     return found

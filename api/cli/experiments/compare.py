@@ -50,7 +50,7 @@ def compare(
     """
     from airmoe_ray.baselines.registry import find_methods
     from airmoe_ray.experiments.compare.outputs import CURVES, PAIRED_CSV, TABLE, TABLE_CSV, write_outputs
-    from airmoe_ray.experiments.compare.plan import begin_comparison, make_plan
+    from airmoe_ray.experiments.compare.plan import begin_comparison, make_plan, usable
     from airmoe_ray.experiments.compare.records import read_records
     from airmoe_ray.experiments.plotting import require_matplotlib
 
@@ -58,8 +58,6 @@ def compare(
     name = Path(config or "quickstart").stem
     out = out or Path("runs") / f"compare-{name}"
     base = load_config(config, ["train.threads=1", *overrides])
-    if seeds < 1:
-        raise UserError(f"--seeds {seeds}: expected 1 or more")
     chosen = find_methods(methods)
     with reporting() as report, sigterm_like_ctrl_c() as received:
         report.stage("checking methods, settings and data")
@@ -67,7 +65,10 @@ def compare(
         begin_comparison(out, base, name)
         for method, reason in plan.left_out.items():
             report.line(f"{method} is left out: {reason}")
-        done = read_records(records, out / "records")
+        stored = read_records(records, out / "records")
+        done = usable(stored, plan.cells, draws=draws)
+        if others := sum(cell.key in stored for cell in plan.cells) - len(done):
+            report.line(f"{others} stored runs are of other images, classes, channels or draws, and are made again")
         todo = [] if table_only else [cell for cell in plan.cells if cell.key not in done]
         finished = sum(cell.key in done for cell in plan.cells)
         report.line(f"{len(plan.cells)} runs of {len(plan.methods)} methods; {finished} are done already")

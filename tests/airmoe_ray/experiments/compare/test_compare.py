@@ -1,8 +1,13 @@
 """A comparison from plan to table: what it takes as done, what it refuses, and what it writes."""
 
 import csv
+import importlib
 import json
+import linecache
+import os
 import shutil
+import sys
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +15,8 @@ from airmoe_ray.baselines.registry import find_methods
 from airmoe_ray.config import Config
 from airmoe_ray.errors import UserError
 from airmoe_ray.experiments.compare.outputs import write_outputs
-from airmoe_ray.experiments.compare.plan import begin_comparison, make_plan
-from airmoe_ray.experiments.compare.records import read_records, settings_hash
+from airmoe_ray.experiments.compare.plan import begin_comparison, make_plan, usable
+from airmoe_ray.experiments.compare.records import own_sources, read_records, settings_hash, write_record
 from airmoe_ray.experiments.compare.run_cell import run_cell
 from airmoe_ray.experiments.paper_figures import MAIN, SWEEPS
 from tests.airmoe_ray.training.tiny_runs import airmoe, tiny, tiny_config
@@ -91,12 +96,52 @@ def test_finished_runs_are_not_made_again_and_tables_can_be_had_without_training
     folder, _, _ = made
     shutil.copytree(folder / "out" / "records", tmp_path / "docs" / "results" / "tiny")
     settings = tiny(**{"train.epochs": 1, "data.cache_dir": folder / "cache"})
-    told = airmoe("compare", *settings, "--methods", "airmoe,vit-aspp", "--seeds", 2, "--json", cwd=tmp_path)
+    told = airmoe(
+        "compare", *settings, "--methods", "airmoe,vit-aspp", "--seeds", 2, "--draws", 2, "--json", cwd=tmp_path
+    )
     assert told.code == 0, told.err
     assert "4 runs of 2 methods; 4 are done already" in told.err
     assert len(json.loads(told.out)["rows"]) == 3
     empty = airmoe("compare", *settings, "--methods", "random", "--table-only", "--out", "other", cwd=tmp_path)
     assert (empty.code, empty.err.splitlines()[-1]) == (2, "airmoe: other: no run is done yet; leave --table-only away")
+
+
+def test_a_record_of_other_images_classes_or_draws_does_not_stand_for_a_run(made):
+    folder, _, plan = made
+    done = read_records(folder / "out" / "records")
+    assert usable(done, plan.cells, draws=2).keys() == done.keys()
+    draws_matter = [key[0] for key in usable(done, plan.cells, draws=3)]
+    assert set(draws_matter) == {"vit-aspp"}  # which crosses no channel
+    first = plan.cells[0].key
+    for name, value in (("images", 5), ("train_images", 1), ("classes", ["road"])):
+        other = {**done, first: replace(done[first], data={**done[first].data, name: value})}
+        assert usable(other, plan.cells, draws=2).keys() == done.keys() - {first}
+    assert sum(done[first].sequences) == done[first].data["images"]
+
+
+def test_of_two_records_of_a_run_the_one_made_last_counts_whatever_its_file_s_time(made, tmp_path):
+    folder, _, plan = made
+    record = read_records(folder / "out" / "records")[plan.cells[0].key]
+    assert record.made
+    late = write_record(tmp_path, replace(record, made="2030-01-01T00:00:00+00:00", commit="late"))
+    early = write_record(tmp_path, replace(record, made="2020-01-01T00:00:00+00:00", commit="early"))
+    os.utime(late, (0, 0))
+    os.utime(early)
+    assert read_records(tmp_path)[record.key].commit == "late"
+
+
+def test_code_of_one_s_own_is_part_of_the_hash(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    hashes = []
+    for number in (1, 2):
+        (tmp_path / "hashed_rule.py").write_text(f"class Rule:\n    number = {number}{'0' * number}\n")
+        sys.modules.pop("hashed_rule", None)
+        importlib.invalidate_caches()
+        linecache.clearcache()
+        hashes.append(settings_hash(tiny_config(tmp_path, **{"routing.rule": "hashed_rule:Rule"})))
+    assert hashes[0] != hashes[1]
+    ours = tiny_config(tmp_path, **{"routing.rule": "airmoe_ray.baselines.linear_moe:LinearGate"})
+    assert not own_sources(ours)
 
 
 @pytest.mark.parametrize(
