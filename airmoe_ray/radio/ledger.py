@@ -7,7 +7,7 @@ b bits per real number (32 by default); the analog air is counted in complex cha
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,56 @@ def mean_ledger(ledgers: Sequence[Ledger]) -> dict[str, float | None]:
     """Each figure's mean over inputs; None where an input lacks it."""
     columns = {name: [getattr(ledger, name) for ledger in ledgers] for name in Ledger.__dataclass_fields__}
     return {name: None if None in values else sum(values) / len(values) for name, values in columns.items()}
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Other ways to the same answer, per input unless it says otherwise: what statistics and air have to be beside."""
+
+    gate_uplink_bits: int  # a gate at the cloud instead of statistics: a fade bit per client is left
+    mirrored_frl_bits: int  # FRLs mirrored at the cloud instead of statistics: N M d b, once for all inputs
+    mirrored_inputs: float  # inputs whose C_route costs as much as that
+    broadcast_bits: float  # features to the clients, which every way that has experts at clients needs
+    label_bits: float | None  # instead of the air: the routed clients' argmax labels, entropy-coded
+    label_channel_uses: float | None  # the same at the capacity of each link; None without channel gains
+
+
+def label_entropy(labels_C: Sequence[float]) -> float:
+    """H [bits] of one label, given how often each class is predicted: what a coder that knows no neighbours needs."""
+    total = sum(labels_C)
+    shares = [count / total for count in labels_C if count > 0]
+    return -sum(share * math.log2(share) for share in shares) if total > 0 else 0.0
+
+
+def alternatives(
+    config: Config,
+    spent: Mapping[str, float | None],
+    *,
+    classes: int,
+    entropy: float | None,
+    bits: int = BITS_PER_REAL,
+) -> Alternatives:
+    """Given a mean ledger and H of a label: a client that sends labels needs H h w bits.
+
+    A coder that looks at neighbouring cells needs less. Labels can be voted on, but not weighed and added as logits
+    are: this is the price, not the same answer.
+    """
+    clients = config.experts.count
+    mirrored = sum(config.frl.counts(clients)) * config.frl.dim * bits
+    label, uses = None, None
+    tdma, tdma_uses = spent.get("tdma_bits"), spent.get("tdma_channel_uses")
+    if entropy is not None and tdma is not None:
+        sent_cells = tdma / (classes * config.channel.digital_bits)  # K h w, K being those who transmit
+        label = entropy * sent_cells
+        uses = label * tdma_uses / tdma if tdma_uses is not None and tdma else None
+    return Alternatives(
+        gate_uplink_bits=clients,
+        mirrored_frl_bits=mirrored,
+        mirrored_inputs=mirrored / routing_uplink_bits(clients, config.frl.dim, bits),
+        broadcast_bits=spent.get("downlink_broadcast_bits") or 0.0,
+        label_bits=label,
+        label_channel_uses=uses,
+    )
 
 
 @dataclass

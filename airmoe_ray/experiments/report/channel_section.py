@@ -1,8 +1,11 @@
 """Channel and ledger in words, beside what the alternatives would cost."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from airmoe_ray.config import Config
 from airmoe_ray.experiments.report.page import paragraph, section, table
-from airmoe_ray.radio.ledger import BITS_PER_REAL
+from airmoe_ray.radio.ledger import alternatives, label_entropy
 
 _LINKS = {
     "downlink_broadcast_bits": ("down, to all", "bit", "features and query, once"),
@@ -19,8 +22,10 @@ _INSTEAD = {
 }
 
 
-def channel_section(config: Config, communication: dict[str, float | None]) -> str:
-    """The channel as configured, and what crossed it per image."""
+def channel_section(
+    config: Config, communication: dict[str, float | None], confusion: Sequence[Mapping[str, Any]]
+) -> str:
+    """The channel as configured, and what crossed it per image; `confusion` tells how often a label is predicted."""
     channel = config.channel
     rows = [
         ("kind", channel.kind),
@@ -28,39 +33,56 @@ def channel_section(config: Config, communication: dict[str, float | None]) -> s
         ("fading", channel.fading),
         ("truncation, |gamma|^2 below", f"{channel.gamma_th:g}"),
     ]
-    words = "Means over all images of the split, per image. Pilots come on top, and grow with those who transmit."
+    words = (
+        "Means over all images of the split, per image. Pilots come on top, and grow with those who transmit. Labels "
+        "are counted at the entropy of the answers' classes, H bits per cell; a coder that looks at neighbours needs "
+        "less. Labels can be voted on, not weighed and added."
+    )
     return section(
         "Channel and ledger",
         table(("channel", ""), rows, kind="words"),
         table(
             ("link", "amount", "unit", "what it is"),
-            ledger_table(config, communication),
+            ledger_table(config, communication, confusion),
             kind="ledger",
         ),
         paragraph(words, "quiet"),
     )
 
 
-def ledger_table(config: Config, communication: dict[str, float | None]) -> list[tuple[str, str, str, str]]:
+def ledger_table(
+    config: Config, communication: dict[str, float | None], confusion: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str, str, str]]:
     """Rows of link, amount, unit and meaning: what crossed, then what would have crossed instead."""
     rows = [
         (link, amount(communication[name]), unit, words)
         for name, (link, unit, words) in (_LINKS | _INSTEAD).items()
         if name in communication
     ]
-    counts = config.frl.prototypes
-    prototypes = config.experts.count * counts if isinstance(counts, int) else sum(counts)
-    mirrored = prototypes * config.frl.dim * BITS_PER_REAL
-    return [
-        *rows,
-        ("up", "0", "bit", "instead of statistics: a gate at the cloud"),
+    whole = confusion[0] if len(confusion) == 1 else None  # parts of a mix have other classes each
+    entropy = label_entropy([sum(column) for column in zip(*whole["pixels"], strict=True)]) if whole else None
+    other = alternatives(config, communication, classes=len(whole["classes"]) if whole else 1, entropy=entropy)
+    rows += [
+        (
+            "up, from all",
+            amount(other.gate_uplink_bits),
+            "bit",
+            "instead of statistics: a gate at the cloud, fade bits",
+        ),
         (
             "up, once for all images",
-            amount(mirrored),
+            amount(other.mirrored_frl_bits),
             "bit",
-            "instead of statistics: FRLs mirrored at the cloud, N M d b",
+            f"instead of statistics: FRLs mirrored at the cloud, N M d b; {other.mirrored_inputs:.0f} images' C_route",
         ),
     ]
+    if entropy is not None and other.label_bits is not None:
+        labels = f"instead of the air: argmax labels, entropy-coded, H = {entropy:.2f} bit per cell, measured"
+        rows.append(("up, the routed in turn", amount(other.label_bits), "bit", labels))
+        if other.label_channel_uses is not None:
+            uses = amount(other.label_channel_uses)
+            rows.append(("up, the routed in turn", uses, "complex uses", "the same at the capacity of each link"))
+    return rows
 
 
 def amount(value: float | None) -> str:

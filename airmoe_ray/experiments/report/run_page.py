@@ -27,7 +27,7 @@ def run_page(facts: RunFacts, *, name: str, command: str) -> str:
         _examples(facts),
         _routing(facts),
         _tokens(facts.examples),
-        channel_section(facts.config, facts.scores["communication"]),
+        channel_section(facts.config, facts.scores["communication"], facts.scores["confusion"]),
         _made(facts, name, command),
     )
     return page(f"AirMoE run {name}", sections)

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from actors.serving.supervisor import Supervisor
 from airmoe_ray.config import Config, RoutingConfig
 from airmoe_ray.errors import ConfigError
-from airmoe_ray.radio.ledger import Ledger, account, check_budget, routing_uplink_bits
+from airmoe_ray.radio.ledger import (
+    Ledger,
+    account,
+    alternatives,
+    check_budget,
+    label_entropy,
+    mean_ledger,
+    routing_uplink_bits,
+)
 
 Configs = Callable[..., Config]
 
@@ -32,6 +40,21 @@ def test_the_ledger_of_four_clients_on_a_two_by_three_grid_by_hand(make_config: 
         tdma_bits=2 * 18 * 8,
         tdma_channel_uses=42 + 56,  # 144 bits at log2(11) = 3.46 and at log2(6) = 2.58 bits per use
     )
+
+
+def test_other_ways_by_hand(make_config: Configs) -> None:
+    config = make_config(channel={"snr_db": 10})
+    spent = mean_ledger([ledger(config, gains=[1.0, 0.5])])
+    found = alternatives(config, spent, classes=3, entropy=label_entropy([8, 4, 4]))
+    assert label_entropy([8, 4, 4]) == pytest.approx(1.5)
+    assert label_entropy([5, 0, 0]) == 0
+    assert found.label_bits == pytest.approx(1.5 * 2 * 6)  # H bits for each of two clients' six cells
+    assert found.label_channel_uses == pytest.approx((42 + 56) * 18 / 288)  # a sixteenth of eight bits a logit
+    assert found.gate_uplink_bits == 4
+    assert found.mirrored_frl_bits == 4 * 3 * 8 * 32
+    assert found.mirrored_inputs == pytest.approx(4 * 3 * 8 * 32 / (4 * 257))
+    assert found.broadcast_bits == 6 * 6 * 32 + 8 * 32
+    assert alternatives(config, spent, classes=3, entropy=None).label_bits is None
 
 
 @settings(deadline=None, max_examples=20)
