@@ -1,12 +1,12 @@
 """Looks after every host: probes those that are not up, polls those that are, and makes good what they lost."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.errors import Fault, last_line
 from actors.rounds.calls import Ref
@@ -16,15 +16,17 @@ from actors.serving.frl_snapshots import FrlSnapshots
 from actors.serving.host_records import HostRecord, HostRecords
 
 log = logging.getLogger("airmoe")
+T = TypeVar("T")
 
 
-async def _all_of(answers: Sequence[Ref[Any]]) -> list[Any]:
-    """All answers, or the first error."""
-    return await asyncio.gather(*(_awaited(answer) for answer in answers))
+async def _answer(ref: Ref[T]) -> T:
+    return await ref
 
 
-async def _awaited(answer: Ref[Any]) -> Any:
-    return await answer
+async def _any_answer(ref: Ref[T]) -> None:
+    """Wait for an answer, which may be an error: whoever sends one does not hang."""
+    with contextlib.suppress(RayTaskError):
+        await ref
 
 
 class Prober:
@@ -82,8 +84,14 @@ class Prober:
         # calls to an actor that has never been up wait for its constructor; to one that restarts they fail at once
         limit_s = cluster.start_deadline_s if state is State.STARTING else cluster.call_deadline_s
         try:
-            asked: list[Ref[Any]] = [calls.state(), *((calls.probe(), calls.snapshots(())) if thorough else ())]
-            seen, *_ = await asyncio.wait_for(_all_of(asked), limit_s)
+            async with asyncio.timeout(limit_s):
+                first = _answer(calls.state())
+                if not thorough:
+                    seen = await first
+                elif state is State.UP:  # whether its work is good is for its rounds to judge
+                    seen, *_ = await asyncio.gather(first, _any_answer(calls.probe()), _any_answer(calls.snapshots(())))
+                else:
+                    seen, *_ = await asyncio.gather(first, _answer(calls.probe()), _answer(calls.snapshots(())))
             await asyncio.wait_for(self._update(record, seen), limit_s)
         except TimeoutError:
             return Fault.LATE
