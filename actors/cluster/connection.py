@@ -1,19 +1,22 @@
 """Connects to a Ray cluster: one of our own on loopback, or one that is already running."""
 
 import contextlib
+import itertools
 import logging
 import os
 import secrets
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil  # comes with ray
 import ray
 from ray._private import ray_constants
+from ray._private import utils as ray_utils
 from ray._private.state import available_resources_per_node
 from ray._private.utils import read_ray_address
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
@@ -36,7 +39,7 @@ def cluster(address: str | None = None, *, cpus: int | None = None, gpus: int | 
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        with _our_sigterm(), _our_keys():
+        with _our_sigterm(), _our_keys(), _our_name():
             if address is None:
                 _start(cpus, gpus)
             else:
@@ -68,6 +71,22 @@ def _our_keys() -> Iterator[None]:
         yield
     finally:
         os.environ.update(ours)
+
+
+@contextlib.contextmanager
+def _our_name() -> Iterator[None]:
+    """Give Ray program and verb for its list of jobs, which every node keeps; it takes the whole line, keys and all."""
+    name, theirs = _program(sys.argv), ray_utils.get_entrypoint_name
+    ray_utils.get_entrypoint_name = lambda: name
+    try:
+        yield
+    finally:
+        ray_utils.get_entrypoint_name = theirs
+
+
+def _program(arguments: Sequence[str]) -> str:
+    verbs = itertools.takewhile(str.isalpha, arguments[1:2])
+    return " ".join([Path(arguments[0]).name, *verbs]) if arguments else "unknown"
 
 
 def nodes() -> list[Node]:

@@ -32,8 +32,8 @@ def check_bind(config: Config, host: str, port: int) -> None:
     """Refuse what would be unsafe or cannot work, before anything starts."""
     if not is_loopback(host) and not config.serve.api_keys:
         raise UserError(
-            f"--host {host}: reachable from other machines, and no key is set; put one into AIRMOE_API_KEY or "
-            "--set serve.api_keys=[KEY], or bind to 127.0.0.1"
+            f"--host {host}: reachable from other machines, and no key is set; put one into AIRMOE_API_KEY, or bind to "
+            "127.0.0.1"
         )
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

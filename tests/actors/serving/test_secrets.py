@@ -1,6 +1,8 @@
-"""Keys and tokens stay with the front end: nothing that is sent to an actor holds one."""
+"""Keys and tokens stay with the front end: nothing that is sent to an actor holds one, nor what Ray keeps of us."""
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +99,16 @@ def test_no_trainer_and_no_feature_worker_gets_a_secret(recorder: Recorder, tmp_
     WorkerCalls.start(recorder, config, tmp_path, None)  # type: ignore[arg-type]
     job = _Job(config, tmp_path, False, RelayCalls(None), "id", 1, tmp_path, None)
     assert_silent([*recorder.sent, pickle.dumps(job)], config)
+
+
+def test_rays_list_of_jobs_names_the_command_without_its_options(tmp_path: Path) -> None:
+    script = tmp_path / "airmoe"
+    script.write_text(
+        "from ray._private import state\n"
+        "from actors.cluster.connection import cluster\n"
+        "with cluster(cpus=1):\n"
+        "    print([job['Entrypoint'] for job in state.jobs()])\n"
+    )
+    command = [sys.executable, str(script), "serve", "--key", KEY, "--set", f"serve.admin_token={TOKEN}"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert told.splitlines()[-1] == "['airmoe serve']"
