@@ -33,6 +33,8 @@ from airmoe_ray.model.routing import NobodyPresentError
 from airmoe_ray.model.seam import AirMoEOutput
 from airmoe_ray.storage.checkpoint import compute_dtype, load_cloud, parse_tensors
 
+_WARM_UP_SIDE = 1024  # beyond, an image takes seconds wherever it comes in the row
+
 
 class Cloud(Endpoint):
     """Runs one round per batch of images, with the clients of a roster."""
@@ -64,6 +66,18 @@ class Cloud(Endpoint):
         # Always the same thread for batches that are alone: each thread has its own team of OpenMP threads, and once
         # all teams together outnumber the cores, every barrier sleeps instead of spinning.
         self._wide = ThreadPoolExecutor(1)
+        self._wide.submit(self._warm_up).result()
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """One image through the backbone, of the size that is served: kernels are chosen and memory is fetched by it.
+
+        So the first request does not pay for it, nor the first after a restart. Hosts start meanwhile, and take longer.
+        """
+        torch.set_num_threads(self.threads)
+        side, step = min(self.config.data.image_size, _WARM_UP_SIDE), self.backbone.pad_multiple
+        height, width = (-(-length // step) * step for length in (side * 3 // 4, side))
+        self.maps(np.zeros((1, height, width, 3), dtype=np.uint8))
 
     def receive(self, message: Segment, *beside: Any) -> object:
         """Segment a batch: the one message that the cloud takes."""

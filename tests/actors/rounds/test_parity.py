@@ -224,6 +224,26 @@ def test_the_cloud_adds_its_own_head_and_leaves_out_who_is_to_be_left_out_as_in_
         assert (answer - own).abs().max() > 1e-2 * own.abs().max()  # the clients have their say, too
 
 
+def test_the_cloud_has_seen_an_image_of_the_served_size_before_it_takes_requests(
+    make_config: Callable[..., Config], tmp_path: Path
+) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Watched(Cloud):
+        def maps(self, images_BHW3: Any) -> Any:
+            seen.append(images_BHW3.shape)
+            return super().maps(images_BHW3)
+
+    config = make_config(data={"image_size": 100})
+    backbone = load_backbone(config.backbone)
+    card = replace(CARD, feature_dim=backbone.dim, backbone_fingerprint=backbone.fingerprint)
+    model = AirMoE(config, feature_dim=backbone.dim, classes=3, dilations=(1, 2, 3))
+    save_checkpoint(tmp_path / "c", model, card)
+    Watched(CloudSpec(config, card), read_file(tmp_path / "c" / "cloud.safetensors"))
+    step = backbone.pad_multiple
+    assert seen == [(1, -(-75 // step) * step, -(-100 // step) * step, 3)]
+
+
 def test_the_cloud_refines_as_in_one_process(double: Pair, make_config: Callable[..., Config], tmp_path: Path) -> None:
     config = make_config(
         backbone={"name": "efficientnet_lite0"},
