@@ -24,13 +24,14 @@ class Load:
     """What came of all requests of some clients, and of readiness checks meanwhile."""
 
     answered: list[tuple[float, float]] = field(default_factory=list)  # `time.monotonic` of the answer, seconds it took
+    degraded: int = 0  # answers without some client, which are not counted as good
     refused_s: list[float] = field(default_factory=list)  # each with Retry-After
     wrong: Counter[str] = field(default_factory=Counter)  # any other end, by status or error
     ready_s: list[float] = field(default_factory=list)  # of checks that were answered by 200
     unready: Counter[str] = field(default_factory=Counter)
 
     def goodput(self, since: float, until: float, deadline_s: float) -> float:
-        """Answers within their deadline, per second of this interval."""
+        """Whole answers within their deadline, per second of this interval."""
         good = sum(since <= at < until and took <= deadline_s for at, took in self.answered)
         return good / (until - since)
 
@@ -70,6 +71,7 @@ def overload_ratio(port: int, image: bytes, *, rounds: int, seconds: float, crow
         crowd_per_s=crowd_per_s,
         few_per_s=few_per_s,
         late=sum(load.late(deadline_s) for load in crowded),
+        degraded=sum(load.degraded for load in crowded),
         wrong=dict(sum((load.wrong for load in crowded), Counter())),
         refused=sum(len(load.refused_s) for load in crowded),
         slowest_refusal_s=round(max((s for load in crowded for s in load.refused_s), default=0.0), 2),
@@ -118,7 +120,9 @@ def _ask_until(port: int, image: bytes, load: Load, until: float) -> None:
             continue
         now = time.monotonic()
         again_s = response.headers.get("Retry-After")
-        if response.status == 200:
+        if response.status == 200 and response.headers.get("X-AirMoE-Degraded") == "true":
+            load.degraded += 1
+        elif response.status == 200:
             load.answered.append((now, now - begun))
         elif response.status in (429, 503) and again_s is not None:
             load.refused_s.append(now - begun)
