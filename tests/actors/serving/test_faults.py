@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
 from torch import Tensor
 
 from actors.errors import NoExpertsError
+from actors.rounds.messages import Read
 from actors.serving.results import ImageResult
 from airmoe_ray.model.local_clients import LocalRound
 from airmoe_ray.model.routing import Participants, Routing, replace_lost
@@ -164,6 +166,17 @@ def test_an_expert_that_hangs_is_restarted(exchange: str, service: Any) -> None:
     order.unlink()
     service.wait(service.all_up)
     assert not service.segment(5, renew=True).degraded
+
+
+def test_while_experts_hang_a_host_still_reads_for_other_rounds_and_tells_what_it_remembers(service: Any) -> None:
+    client = heaviest(service.segment(5))
+    order = service.order("forward", client, "hang")
+    assert service.segment(5).reason == f"expert {client} was late"
+    query_dist_Bd = np.full((1, 8), 1 / 8, dtype=np.float32)
+    read = service.owner(client).read(Read("another round", (0,), query_dist_Bd, service.config.channel))
+    assert read.get(1.0).stat_Bnd.shape == (1, 1, 8)
+    assert service.owner(client).snapshots((client,)).get(1.0).keys() == {client}
+    order.unlink()
 
 
 @pytest.mark.parametrize("part", ["cloud", "channel"])

@@ -1,6 +1,8 @@
 """Many clients in few actors: the answers of one actor each, one fate per host, one memory per client."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +50,24 @@ def test_clients_that_share_a_host_answer_as_the_in_process_model_does_and_keep_
         assert np.allclose(js, expected.routing.js_BN[0].numpy(), atol=1e-6)
         gamma = expected.round.gamma_BN[0]
         assert all(abs(c.gamma - complex(gamma[c.id])) < 1e-6 for c in answer.clients if c.gamma is not None)
+
+
+def test_a_frozen_host_of_many_clients_costs_one_wait_and_no_substitute_is_sought_there(service: Any) -> None:
+    for _ in range(6):
+        service.segment(5)
+    client = max(service.segment(5).clients, key=lambda c: c.weight).id
+    pid = service.status()[client].pid
+    order = service.order("forward", client, "stop")
+    began = time.monotonic()
+    answer = service.segment(5)
+    took_s = time.monotonic() - began
+    os.kill(pid, signal.SIGCONT)
+    assert not order.exists()
+    heard = [c.id for c in answer.clients if c.weight > 0]
+    assert heard
+    assert all(service.status()[c].pid != pid for c in heard)
+    assert took_s < 2.5, "the host was waited for more than once"
+    service.wait(lambda: not service.segment(5).degraded)
 
 
 def test_some_clients_of_a_host_leave_and_come_back_while_requests_run(service: Any) -> None:
