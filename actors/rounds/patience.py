@@ -2,12 +2,14 @@
 
 Decisions only: no Ray, no clock. What a call usually takes is estimated as TCP estimates a round trip (RFC 6298):
 smoothed mean and deviation, here per unit of work, so that a batch of eight may take eight times as long as one.
-A client that missed its time is asked on, but not waited for, until it has answered.
+A client that missed its time is asked on, but not waited for, until it has answered. Where a host itself has to know
+when it is too late, the moment is told on its own clock.
 """
 
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from math import inf
 
 from actors.rounds.fault_policy import Exchange
 
@@ -114,3 +116,29 @@ class Patience:
         with self._lock:
             self._unanswered.pop(key, None)
             self._usual = {kept: usual for kept, usual in self._usual.items() if kept[0] != key}
+
+
+class HostClocks:
+    """How far each host's `time.monotonic` is ahead of ours, learned from replies that tell it.
+
+    Monotonic clocks, since those of the wall may be set, and differ by machine.
+    """
+
+    def __init__(self) -> None:
+        self._ahead: dict[str, tuple[int, float]] = {}  # by host: its process, seconds
+        self._lock = threading.Lock()
+
+    def note(self, key: str, process: int, theirs: float, arrived: float) -> None:
+        """A reply was made at `theirs` and was here at `arrived`, of our own: the difference is at least as large."""
+        with self._lock:
+            known, ahead = self._ahead.get(key, (process, -inf))
+            self._ahead[key] = (process, max(theirs - arrived, ahead if known == process else -inf))
+
+    def at(self, key: str, ours: float) -> float:
+        """What a host's clock shows, or a little later, when ours shows `ours`; never for one that has not told."""
+        return ours + self._ahead[key][1] if key in self._ahead else inf
+
+    def forget(self, key: str) -> None:
+        """A host has left or was lost: its next process may be on another machine."""
+        with self._lock:
+            self._ahead.pop(key, None)

@@ -16,9 +16,8 @@ from torch import Tensor
 from actors.errors import ChannelLostError, DeadlineError, Fault, NoExpertsError
 from actors.rounds.calls import Ref, fault_of, get_all, ready
 from actors.rounds.fault_policy import Decision, Exchange, decide
-from actors.rounds.host_clocks import HostClocks
 from actors.rounds.messages import Arrival
-from actors.rounds.patience import Patience
+from actors.rounds.patience import HostClocks, Patience
 from actors.rounds.stubs import ChannelCalls
 from airmoe_ray.model.routing import Routing
 

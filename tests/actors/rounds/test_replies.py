@@ -13,9 +13,8 @@ from ray.exceptions import ObjectLostError, RayTaskError
 from actors.errors import ChannelLostError, Fault
 from actors.rounds import replies as module
 from actors.rounds.fault_policy import Exchange
-from actors.rounds.host_clocks import HostClocks
 from actors.rounds.pairs import Pairs
-from actors.rounds.patience import Patience
+from actors.rounds.patience import HostClocks, Patience
 from actors.rounds.ray_round import RayRound
 from actors.rounds.replies import Overdue, Replies
 from actors.rounds.roster import Host, Roster
