@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from airmoe_ray.baselines.method import Method, Setting, changed
 from airmoe_ray.baselines.registry import find_method
@@ -20,6 +20,7 @@ from airmoe_ray.features.backbone import load_backbone
 SPLIT = "test"  # what methods are scored on; never looked at for a choice, as the last epoch is what counts
 _NOTE = "comparison.json"
 
+Kind = Literal["comparison", "sweeps"]
 Key = tuple[str, int, str]  # of a run: method, seed, hash of its settings
 
 
@@ -150,10 +151,10 @@ def _folds(base: Config) -> list[Config]:
     return [changed(base, {"data.hold_out": [name]}) for name in sequences]
 
 
-def begin_comparison(out: Path, base: Config, name: str) -> None:
+def begin_comparison(out: Path, base: Config, name: str, *, kind: Kind = "comparison") -> None:
     """Make the folder, or find out that it holds the same comparison; anything else is refused."""
     note = out / _NOTE
-    own = {"config": name, "settings": settings_hash(base), "told": told_settings(base)}
+    own = {"kind": kind, "config": name, "settings": settings_hash(base), "told": told_settings(base)}
     if note.is_file():
         try:
             found = json.loads(note.read_text())
@@ -173,6 +174,14 @@ def begin_comparison(out: Path, base: Config, name: str) -> None:
         note.write_text(json.dumps(own, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"{out}: cannot write here ({error.strerror}); choose another --out") from None
+
+
+def kind_of(folder: Path) -> Kind:
+    """What a folder of runs is for; older ones do not tell, and are comparisons."""
+    try:
+        return "sweeps" if json.loads((folder / _NOTE).read_text()).get("kind") == "sweeps" else "comparison"
+    except (OSError, ValueError, AttributeError):
+        return "comparison"
 
 
 def method_of(cell: Cell) -> Method:

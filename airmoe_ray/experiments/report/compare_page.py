@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from airmoe_ray.errors import UserError
+from airmoe_ray.experiments.compare.plan import kind_of
 from airmoe_ray.experiments.report.page import figure, image_tag, page, paragraph, row, section, table
 from airmoe_ray.experiments.report.svg import SERIES, Line, interval_chart, line_chart
 
 TABLE, PAIRED, CURVES, RECORDS = "table.csv", "paired.csv", "curves.png", "records"
+SWEEPS = "sweeps.md"  # of `airmoe ablate`
 _COSTS = {
     "parameters": "parameters",
     "active": "active",
@@ -36,6 +38,8 @@ def is_comparison(folder: Path) -> bool:
 
 def compare_page(folder: Path, *, name: str, command: str) -> str:
     """A page about a comparison; whatever part of it is there."""
+    if not (folder / TABLE).is_file() and (kind_of(folder) == "sweeps" or (folder / SWEEPS).is_file()):
+        raise UserError(f"{folder}: holds sweeps, which have a page of their own; read {folder / SWEEPS}")
     records = _records(folder / RECORDS)
     if not (folder / TABLE).is_file() and not records:
         raise UserError(f"{folder}: a comparison without any finished run; let `airmoe compare` go on first")

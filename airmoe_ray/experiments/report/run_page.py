@@ -83,12 +83,18 @@ def _curves(facts: RunFacts) -> str:
         if all(key in row for row in log) and any(row[key] > 0 for row in log)
     ]
     charts = [figure(line_chart(terms, title="Training loss", x_label="epoch", y_label="loss", log=True))]
-    scored = [row for row in log if "miou" in row]
-    if scored:
-        at = [row["epoch"] for row in scored]
-        keys = {"miou": "configured channel", "miou_ideal": "exact sum"}
-        lines = [Line(words, at, [row[key] for row in scored]) for key, words in keys.items() if key in scored[0]]
-        charts.append(figure(line_chart(lines, title="Validation", x_label="epoch", y_label="mIoU, %")))
+    for score, name in (("miou", "mIoU"), ("mf1", "mF1")):
+        scored = [row for row in log if score in row]
+        if scored:
+            at = [row["epoch"] for row in scored]
+            keys = {score: "configured channel", f"{score}_ideal": "exact sum"}
+            lines = [
+                Line(words, at, [row[key] for row in scored])
+                for key, words in keys.items()
+                if all(key in row for row in scored)
+            ]
+            title = f"Validation, {name}"
+            charts.append(figure(line_chart(lines, title=title, x_label="epoch", y_label=f"{name}, %")))
     seconds = sum(row.get("seconds", 0) + row.get("validation_seconds", 0) for row in log)
     words = f"{len(log)} epochs in {seconds:.0f} s, {log[-1].get('images_per_s', 0):.1f} images/s in the last one."
     return section("Training", row(*charts), paragraph(words, "quiet"))

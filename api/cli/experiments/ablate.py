@@ -62,7 +62,7 @@ def ablate(
     sweeps = parse_sweeps(base, sweep or ("none" if swept else "all"), swept)
     cells = [(each, each.cells(base, seeds=seeds)) for each in sweeps]
     out = out or Path("runs") / f"ablate-{name}"
-    begin_comparison(out, base, name)
+    begin_comparison(out, base, name, kind="sweeps")
 
     def stored() -> dict[tuple[str, int, str], "Record"]:
         found = usable(

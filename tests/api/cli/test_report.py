@@ -1,6 +1,7 @@
 """`airmoe report` through the real command line, and its page in a real browser without a network."""
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -10,11 +11,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
+from airmoe_ray.config_file import load_config
+from airmoe_ray.experiments.compare.plan import begin_comparison
 from airmoe_ray.experiments.compare.table import PAIRED, paired_csv
 from api.cli.main import run
 
 QUICK = ("--set", "data.val_count=6", "--set", "train.threads=1")
 ROW = {"loss": 1.5, "ce": 1.4, "shared": 1.2, "miou": 20.0, "miou_ideal": 21.0, "images_per_s": 9.0, "seconds": 1.0}
+ROW |= {"mf1": 30.0, "mf1_ideal": 31.0}
 TABLE = """method,label,channel,seeds,interval_over,miou,miou_low,miou_high,miou_paper,mf1,parameters,active,uplink_bits
 airmoe,AirMoE,air,2,seeds,61.234,60.1,62.3,72.43,70.1,1985760,422292,20618
 vit-aspp,ViT+ASPP <one head>,none,2,seeds,59.9,58.0,61.0,68.12,69.0,189000,189000,0
@@ -107,6 +111,13 @@ def test_the_page_says_what_eval_says(airmoe, trained: Path, page_of_run: Path) 
     assert "a&lt;b&gt;run" in text
     assert "a<b>run" not in text
     assert "2 of 6 epochs" in text
+    assert "Validation, mIoU" in text
+    assert "Validation, mF1" in text
+    # a client that sent labels instead, at the entropy of what was predicted
+    predicted = [sum(column) for column in zip(*pixels, strict=True)]
+    shares = [count / sum(predicted) for count in predicted if count]
+    entropy = -sum(share * math.log2(share) for share in shares)
+    assert f"entropy-coded, H = {entropy:.2f} bit per cell" in text
 
 
 def test_the_page_holds_all_that_it_needs(page_of_run: Path) -> None:
@@ -174,7 +185,29 @@ def broken_log(folder: Path, trained: Path) -> None:
     (folder / "metrics.jsonl").write_text('nonsense\n{"epoch": 1, "loss": 1}\n')
 
 
+def single_model(folder: Path, trained: Path) -> None:
+    shutil.copytree(trained / "checkpoint", folder / "checkpoint")
+    settings = folder / "checkpoint" / "config.yaml"
+    settings.write_text(
+        settings.read_text().replace("model: airmoe", "model: airmoe_ray.baselines.single.segnet:SegNet")
+    )
+
+
+def half_a_sweep(folder: Path, trained: Path) -> None:
+    begin_comparison(folder / "c", load_config("quickstart"), "quickstart", kind="sweeps")
+    (folder / "c" / "records").mkdir()
+
+
 MISTAKES = {
+    "a single model": (
+        single_model,
+        "is of a single model, airmoe_ray.baselines.single.segnet:SegNet, without clients",
+    ),
+    "sweeps": (
+        lambda folder, trained: ((folder / "records").mkdir(), (folder / "sweeps.md").write_text("x")),
+        "holds sweeps, which have a page of their own; read",
+    ),
+    "half a sweep": (half_a_sweep, "holds sweeps, which have a page of their own; read"),
     "nothing there": (lambda folder, trained: None, "neither a run folder nor a shipped model"),
     "something else": (
         lambda folder, trained: (folder / "notes.txt").write_text("x"),
