@@ -19,7 +19,7 @@ from airmoe_ray.experiments.theory.bounds import (
     receive_snr_db,
     smoothed_iterations,
 )
-from airmoe_ray.experiments.theory.measured import GradientNoise, MeasuredFloor, NoiseVariance, interval
+from airmoe_ray.experiments.theory.measured import GradientNoise, MeasuredFloor, NoiseSlope, NoiseVariance, interval
 from airmoe_ray.experiments.theory.panels import snr_line
 from airmoe_ray.experiments.theory.run_constants import RunConstants
 from airmoe_ray.experiments.theory.settings import TheorySettings
@@ -96,6 +96,24 @@ def gradient_figures(noise: GradientNoise) -> dict[str, Figure]:
             **{"pass": unbiased},
         ),
         "gradient_bias_to_noiseless": figure(noise.to_noiseless, "squared distance of means / chance"),
+    }
+
+
+def noise_slope_figures(measured: NoiseSlope) -> dict[str, Figure]:
+    """The slope of gradient noise over SNR, beside that of Eq. (29)."""
+    slopes = measured.slopes()
+    low, high = interval(slopes)
+    mean = float(slopes.mean())
+    told = {
+        "target": "-1 +- 0.1",
+        "pass": abs(mean + 1) <= 0.1,
+        "interval_95": [round(low, 4), round(high, 4)],
+        "per_seed": [round(float(slope), 4) for slope in slopes],
+        "snr_db": list(measured.snr_db),
+    }
+    return {
+        "gradient_noise_slope_formula": figure(-1.0, "dB per dB, kappa sigma_c^2 / (2 rho)", equation="Eq. (29)"),
+        "gradient_noise_slope_measured": figure(mean, "dB per dB", **told),
     }
 
 

@@ -108,6 +108,35 @@ def measure_gradient_noise(config: ChannelConfig, *, seed: int, draws: int = 600
     )
 
 
+class NoiseSlope(NamedTuple):
+    """How the channel's part of the gradients' variance falls with SNR, at a start of each seed."""
+
+    snr_db: tuple[float, ...]
+    channel: Array  # rows x seeds
+
+    def slopes(self) -> Array:
+        """dB per dB of each seed, by least squares."""
+        level_db = 10 * np.log10(self.channel)
+        return np.array([np.polyfit(self.snr_db, column, 1)[0] for column in level_db.T])
+
+
+def measure_noise_slope(
+    config: ChannelConfig, *, seeds: int, seed: int, draws: int = 100, snrs_db: Sequence[float] = SNRS_DB
+) -> NoiseSlope:
+    """Gradient noise over SNRs: Eq. (29) has it proportional to sigma_c^2 / (2 rho), which is -1 dB per dB.
+
+    Where v is not small the loss bends within the noise, and the noise grows a little slower than v.
+    """
+    rows = [
+        [
+            measure_gradient_noise(config.model_copy(update={"snr_db": snr_db}), seed=number, draws=draws).channel
+            for number in range(seed, seed + seeds)
+        ]
+        for snr_db in snrs_db
+    ]
+    return NoiseSlope(tuple(snrs_db), np.array(rows))
+
+
 def constants_of(data: controlled.Data, config: ChannelConfig, *, largest_energy: float) -> Constants:
     """What the bounds need of the controlled problem on this channel; L, Delta and sigma^2 stay at their defaults."""
     budget = energy_budget(config, controlled.OUTPUTS)

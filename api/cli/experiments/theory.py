@@ -90,7 +90,12 @@ def _prepare(out: Path) -> None:
 def _measure(settings: Any, config: Config, checkpoint: Path | None, out: Path | None) -> dict[str, Any]:
     """All figures; panels are written on the way."""
     from airmoe_ray.experiments.theory import figures as figures_of
-    from airmoe_ray.experiments.theory.measured import measure_floor, measure_gradient_noise, measure_noise
+    from airmoe_ray.experiments.theory.measured import (
+        measure_floor,
+        measure_gradient_noise,
+        measure_noise,
+        measure_noise_slope,
+    )
     from airmoe_ray.experiments.theory.panels import as_csv, as_json, six_panels
     from airmoe_ray.experiments.theory.plot import draw
     from airmoe_ray.experiments.theory.run_constants import measure_run
@@ -103,6 +108,7 @@ def _measure(settings: Any, config: Config, checkpoint: Path | None, out: Path |
         report.stage("noise variance and gradients on the channel")
         found |= figures_of.noise_figures(measure_noise(channel, seed=seed))
         found |= figures_of.gradient_figures(measure_gradient_noise(channel, seed=seed))
+        found |= figures_of.noise_slope_figures(measure_noise_slope(channel, seeds=settings.seeds, seed=seed))
         report.stage(f"SGD through the channel, {settings.steps} steps of {settings.seeds} seeds at each SNR")
         floor = measure_floor(
             channel, seeds=settings.seeds, steps=settings.steps, seed=seed, progress=report.progress("SNRs")

@@ -33,6 +33,7 @@ def test_figures_files_and_the_constants_of_a_run(airmoe, run_folder: Path, tmp_
     assert code == 0
     assert figures["floor_slope_formula"]["value"] == pytest.approx(-2, abs=1e-6)
     assert figures["floor_slope_measured"]["value"] == pytest.approx(-2, abs=0.2)
+    assert figures["gradient_noise_slope_measured"]["value"] == pytest.approx(-1, abs=0.1)
     assert figures["noise_variance_ratio"]["value"] == pytest.approx(1, abs=0.03)
     assert all({"value", "unit"} <= figure.keys() for figure in figures.values())
     # below the floor: no number, and the reason

@@ -7,13 +7,20 @@ import torch
 from airmoe_ray.config import ChannelConfig
 from airmoe_ray.errors import UserError
 from airmoe_ray.experiments.theory import bounds, controlled
-from airmoe_ray.experiments.theory.figures import floor_figures, gradient_figures, misses, noise_figures
+from airmoe_ray.experiments.theory.figures import (
+    floor_figures,
+    gradient_figures,
+    misses,
+    noise_figures,
+    noise_slope_figures,
+)
 from airmoe_ray.experiments.theory.measured import (
     check_channel,
     interval,
     measure_floor,
     measure_gradient_noise,
     measure_noise,
+    measure_noise_slope,
 )
 
 AIR = ChannelConfig()
@@ -95,6 +102,16 @@ def test_gradients_are_unbiased_for_the_smoothed_objective_only_and_their_varian
     assert 0 < noise.channel < noise.total
     assert not misses(gradient_figures(noise))
     assert misses(gradient_figures(noise._replace(total=1e9))) == ["gradient_variance_over_bound"]
+
+
+def test_gradient_noise_falls_by_one_decibel_per_decibel() -> None:
+    measured = measure_noise_slope(AIR, seeds=2, seed=0, draws=40, snrs_db=(12, 22, 32))
+    figures = noise_slope_figures(measured)
+    assert figures["gradient_noise_slope_measured"]["value"] == pytest.approx(-1, abs=0.1)
+    assert figures["gradient_noise_slope_formula"]["value"] == -1
+    assert not misses(figures)
+    flat = noise_slope_figures(measured._replace(channel=np.sqrt(measured.channel)))
+    assert misses(flat) == ["gradient_noise_slope_measured"]
 
 
 def test_the_measured_floor_falls_by_two_decibels_per_decibel_and_lies_below_the_bound() -> None:
