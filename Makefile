@@ -20,14 +20,14 @@ run: $(STAMP)
 
 # interrupted training goes on where it stopped
 train: $(STAMP)
-	@test -e $(TRAINED)/summary.json || $(BIN)/airmoe train --config $(CONFIG) --run $(TRAINED) --resume-or-begin $(ARGS)
+	@test -e $(TRAINED)/summary.json || $(BIN)/airmoe train --config $(CONFIG) --run $(TRAINED) $(ARGS) --resume-or-begin
 	@echo "trained: make run RUN=$(TRAINED)"
 
 # makes the model in the box again, of DATA/camvid and DATA/labelme; SCORES='--scores TITLE=FILE' adds others to its card
 street: $(STAMP)
 	@test -n "$(DATA)" || { echo "say where the photographs are: make street DATA=DIR, with DIR/camvid and DIR/labelme"; exit 1; }
-	@test -e runs/street/summary.json || $(BIN)/airmoe train --config street --set data.root=$(DATA) --run runs/street \
-		--resume-or-begin $(ARGS)
+	@test -e runs/street/summary.json || $(BIN)/airmoe train --config street --set data.root=$(DATA) --run runs/street $(ARGS) \
+		--resume-or-begin
 	@$(BIN)/airmoe eval --run runs/street --split val --json > runs/street/unseen.json
 	@$(BIN)/airmoe export --run runs/street --checkpoint last --out airmoe_ray/shipped/street --terms "$(TERMS)" \
 		--command "make street DATA=DIR" --scores "places and drawings it has not seen=runs/street/unseen.json" $(SCORES)
@@ -43,11 +43,14 @@ test-slow: $(TOOLS)
 test-anywhere: $(TOOLS)
 	$(BIN)/python tests/anywhere.py $(PYTHONS)
 
-# three hosts made of namespaces, each with its own sshd: needs root, openssh-server, rsync, iproute2 (`make test-deps`)
+# the on-prem file on three hosts made of namespaces, each with its own sshd, and cluster.yaml on such hosts that run the image:
+# needs root, openssh-server, rsync, iproute2, and what test-image needs (`make test-deps`). QUICK=1, for CI, leaves out what
+# would cost it more than six minutes: cluster.yaml, for which the image is built, and GPUs on hosts.
 test-cluster: $(TOOLS)
 	$(BIN)/python -m pytest -m 'cluster and not slow' -n 2 --dist loadfile -rP tests/cluster
+	$(if $(QUICK),,$(BIN)/python -m pytest -m 'cluster and slow' -rP tests/cluster)
 
-# cluster.yaml itself, its provider replaced, on such hosts that run the image: needs what test-image needs besides, and sudo
+# of these, cluster.yaml alone, its provider replaced: needs sudo besides
 test-aws-file: $(TOOLS)
 	$(BIN)/python -m pytest -m cluster -rP tests/cluster/test_aws_file.py
 

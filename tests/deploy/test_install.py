@@ -15,7 +15,7 @@ from tests.test_architecture import ALLOWED, ROOT, imported
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # told to install where somebody asks for what they do; flwr has an environment of its own, which the bench makes
-GUARDED = {"boto3", "flwr", "matplotlib", "tensorboard", "transformers"}
+GUARDED = {"boto3", "botocore", "flwr", "matplotlib", "tensorboard", "transformers"}
 
 
 @pytest.fixture
