@@ -13,9 +13,10 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+import yaml
 from PIL import Image
 
-from tests.cluster.conftest import PORT, Operator
+from tests.cluster.conftest import BIN, PORT, Operator
 from tests.cluster.hosts import Host, Hosts, wait_until
 
 READY_S = 240  # from `ray up` to the first answer, on a busy machine
@@ -195,3 +196,26 @@ def test_ray_down_leaves_no_process(cluster: Operator, hosts: Hosts) -> None:
         print("\n".join(left()))
         raise
     print(f"no process left {took:.0f} s after ray down")
+
+
+@pytest.mark.slow
+def test_ray_up_fails_with_the_log_where_the_front_end_does_not_come_up(operator: Operator, tmp_path: Path) -> None:
+    """On the head alone, which is quicker. It needs none of the tests before it."""
+    start = yaml.safe_load(operator.file.read_text())["head_start_ray_commands"]
+    file = operator.write_file(
+        tmp_path / "cluster.yaml",
+        provider__worker_ips=[],
+        max_workers=0,
+        min_workers=0,
+        head_start_ray_commands=[
+            command.replace("cluster.placement=spread", "cluster.placement=sprad") for command in start
+        ],
+    )
+    started = time.monotonic()
+    done = operator.call(BIN / "ray", "up", "-y", "--no-config-cache", file)
+    print(f"ray up gave up after {time.monotonic() - started:.0f} s")
+    operator.ray("down", "-y", file)
+    assert done.returncode != 0
+    told = done.stdout + done.stderr
+    assert "The front end does not come up. The end of ~/airmoe/serve.log" in told
+    assert told.count("cluster.placement") >= 3  # it was started three times, and said why it ended each time
