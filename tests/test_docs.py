@@ -7,9 +7,13 @@ import re
 import runpy
 import tokenize
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from airmoe_ray.errors import UserError
+from airmoe_ray.experiments.compare.records import read_records
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -197,3 +201,11 @@ def test_the_tables_of_results_are_those_of_the_records() -> None:
     assert results["filled"](page) == page
     wrong = re.sub(r"\d\d\.\d\d \[", "99.99 [", page, count=1)  # a figure that no run gave
     assert results["filled"](wrong) == page
+
+
+def test_runs_of_two_configurations_are_not_one_row_of_the_results() -> None:
+    results = runpy.run_path(str(ROOT / "docs" / "results.py"))
+    records = list(read_records(ROOT / "docs" / "results" / "camvid-short").values())
+    assert results["grouped"](records)
+    with pytest.raises(UserError, match=f"{re.escape(records[0].method)}: runs of 2 configurations"):
+        results["grouped"]([*records, replace(records[0], settings="another", seed=7)])
