@@ -6,7 +6,9 @@ Suffixes: B inputs, N clients, K routed, C classes, h w grid.
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -74,10 +76,10 @@ class Cloud(Endpoint):
 
         So the first request does not pay for it, nor the first after a restart. Hosts start meanwhile, and take longer.
         """
-        torch.set_num_threads(self.threads)
         side, step = min(self.config.data.image_size, _WARM_UP_SIDE), self.backbone.pad_multiple
         height, width = (-(-length // step) * step for length in (side * 3 // 4, side))
-        self.maps(np.zeros((1, height, width, 3), dtype=np.uint8))
+        with _threads(self.threads):
+            self.maps(np.zeros((1, height, width, 3), dtype=np.uint8))
 
     def receive(self, message: Segment, *beside: Any) -> object:
         """Segment a batch: the one message that the cloud takes."""
@@ -109,12 +111,12 @@ class Cloud(Endpoint):
     def _segment(
         self, message: Segment, images_BHW3: NDArray[np.uint8], clients: RayClients, *, threads: int
     ) -> BatchResult:
-        torch.set_num_threads(threads)  # of the calling thread
         started = time.perf_counter()
         settings = message.settings
         round_ = clients.begin(message.ids_B, settings.channel)
-        features_BDhw, fine = self.maps(images_BHW3)
-        shared = round_.overlapped(settings.participants.head(self.parts.shared), features_BDhw)
+        with _threads(threads):
+            features_BDhw, fine = self.maps(images_BHW3)
+        shared = round_.overlapped(_wide(settings.participants.head(self.parts.shared), threads), features_BDhw)
         query_dist_Bd = self.parts.query(features_BDhw)
         _check_finite(query_dist_Bd, features_BDhw)
         encoded = time.perf_counter()
@@ -128,7 +130,7 @@ class Cloud(Endpoint):
                 channel=settings.channel,
                 seed=self.config.seed,
                 shared=shared,
-                refine=self.parts.refine(fine),
+                refine=_wide(self.parts.refine(fine), threads),
                 participants=settings.participants,
                 gate=self.parts.gate,
                 top_k_B=message.top_k_B,
@@ -160,6 +162,32 @@ class Cloud(Endpoint):
     def state(self) -> CloudState:
         """Where the cloud runs, and what images it wants."""
         return CloudState(assigned_gpus(), self.backbone.pad_multiple)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many cores for the block, and one afterwards, of the calling thread.
+
+    Query, divergences and weights are thousands of numbers: two threads would wait for each other longer than they
+    work, by milliseconds each time where other processes keep the cores busy.
+    """
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
+
+
+def _wide(network: Callable[[Tensor], Tensor] | None, threads: int) -> Callable[[Tensor], Tensor] | None:
+    """The same network, on so many cores."""
+    if network is None:
+        return None
+
+    def run(maps_BDhw: Tensor) -> Tensor:
+        with _threads(threads):
+            return network(maps_BDhw)
+
+    return run
 
 
 def _check_finite(query_dist_Bd: Tensor, features_BDhw: Tensor) -> None:

@@ -112,7 +112,18 @@ class Replies:
         self, calls: Mapping[str, Ref[T]], exchange: Exchange, work: Mapping[str, float] | None = None
     ) -> dict[str, T]:
         """Replies by host; a host that did not reply well and in time is entered in `faults`."""
-        arrived = {key: calls[key] for key in self.await_each(calls, exchange, work)}
+        sent, keys = time.monotonic(), list(calls)
+        self.overdue.look()
+        if not any(self.patience.is_behind(key) for key in keys):
+            try:  # mostly all are there at once: fetched without waiting for each first, which saves a call into Ray
+                found_at_once = get_all([calls[key] for key in keys], min(_GLANCE_S, self._left_s))
+            except RayError:  # some are late or lost
+                pass
+            else:
+                self.calls += len(calls)
+                self._learn(dict.fromkeys(keys, time.monotonic() - sent), exchange, work or {}, sent)
+                return dict(zip(keys, found_at_once, strict=True))
+        arrived = {key: calls[key] for key in self.await_each(calls, exchange, work, sent=sent)}
         limit_s = min(self.patience.ceiling_s, max(self.time_left_s, 0.001))
         try:
             return dict(zip(arrived, get_all(list(arrived.values()), limit_s), strict=True))
@@ -127,7 +138,12 @@ class Replies:
         return found
 
     def await_each(
-        self, calls: Mapping[str, Ref[T]], exchange: Exchange, work: Mapping[str, float] | None = None
+        self,
+        calls: Mapping[str, Ref[T]],
+        exchange: Exchange,
+        work: Mapping[str, float] | None = None,
+        *,
+        sent: float | None = None,
     ) -> list[str]:
         """Hosts whose reply has arrived, fetched or not; the others are late.
 
@@ -137,16 +153,14 @@ class Replies:
         """
         self.calls += len(calls)
         self.overdue.look()
-        sent, size = time.monotonic(), work or {}
+        sent, size = sent or time.monotonic(), work or {}
         behind = {key for key in calls if self.patience.is_behind(key)}
         awaited = calls.keys() - behind
         if not awaited and exchange is not Exchange.RENEW:
             awaited = set(calls)
         limits_s = {key: self.patience.limit_s(key, exchange, size.get(key, 1.0)) for key in awaited}
         took_s = self._wait({key: calls[key] for key in awaited}, limits_s, sent)
-        for key, seconds in took_s.items():
-            self.patience.answered(key, exchange, seconds, size.get(key, 1.0))
-            self.arrived_at[key] = sent + seconds
+        self._learn(took_s, exchange, size, sent)
         if len(took_s) < len(awaited) and self.time_left_s <= 0:
             raise DeadlineError("the request's time is over")
         arrived = took_s.keys() | self._caught_up({key: calls[key] for key in behind - awaited})
@@ -155,6 +169,11 @@ class Replies:
             new = self.overdue.add(_Call(key, calls[key], exchange, size.get(key, 1.0), sent))
             (self._to_tell if new else self.known).add(key)  # one freeze is one fault, however many rounds it meets
         return [key for key in calls if key in arrived]
+
+    def _learn(self, took_s: Mapping[str, float], exchange: Exchange, work: Mapping[str, float], sent: float) -> None:
+        for key, seconds in took_s.items():
+            self.patience.answered(key, exchange, seconds, work.get(key, 1.0))
+            self.arrived_at[key] = sent + seconds
 
     def _wait(self, calls: Mapping[str, Ref[T]], limits_s: Mapping[str, float], sent: float) -> dict[str, float]:
         """How long each took, of those that were in time."""

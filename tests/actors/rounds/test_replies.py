@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ray.exceptions import ObjectLostError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 
 from actors.errors import ChannelLostError, Fault
 from actors.rounds import replies as module
@@ -40,8 +40,14 @@ def overdue(monkeypatch: pytest.MonkeyPatch) -> Overdue:
             time.sleep(timeout_s or 0.0)
         return found
 
+    def get_all(refs: list[Reply], timeout_s: float) -> list[str]:
+        if not all(ref.there for ref in refs):
+            time.sleep(timeout_s)
+            raise GetTimeoutError
+        return [ref.get() for ref in refs]
+
     monkeypatch.setattr(module, "ready", ready)
-    monkeypatch.setattr(module, "get_all", lambda refs, _: [ref.get() for ref in refs])
+    monkeypatch.setattr(module, "get_all", get_all)
     return Overdue(Patience(0.2, slack_s=0.05))
 
 
@@ -49,6 +55,15 @@ def ask(overdue: Overdue, exchange: Exchange = Exchange.READ, **calls: Reply) ->
     replies = Replies(overdue, ends_at=float("inf"))
     replies.gather(calls, exchange)  # type: ignore[arg-type]
     return replies
+
+
+def test_replies_that_are_there_are_fetched_at_once_and_teach_what_their_hosts_take(
+    overdue: Overdue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ready", None)  # nobody is waited for first
+    replies = ask(overdue, a=Reply(there=True), b=Reply(there=True))
+    assert (replies.calls, replies.faults) == (2, {})
+    assert replies.arrived_at.keys() == overdue.patience.known == {"a", "b"}
 
 
 def test_what_a_dead_process_owed_is_not_taken_off_what_the_next_one_owes(overdue: Overdue) -> None:
