@@ -1,4 +1,4 @@
-# One image for every kind of cluster: docker build --target cpu -t airmoe-ray:0.3.0-cpu .   (or cuda)
+# One image for every kind of cluster: docker build --target cpu -t airmoe-ray:0.4.0-cpu .   (or cuda)
 # PyPI's torch for Linux is a CUDA build. Target cpu refuses it: give PyTorch's index of CPU wheels, as its own installation
 # page names it, with --build-arg PIP_EXTRA_INDEX_URL=…
 # Nodes join one another only with the same Ray and the same Python, to the patch level: constraints.txt has the one, this

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from airmoe_ray.client import ServerError as ServerError
     from airmoe_ray.inference.segmenter import Segmenter as Segmenter
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 # what people import from here, and where it lives
 _PUBLIC = {
