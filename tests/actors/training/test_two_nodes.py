@@ -25,7 +25,17 @@ from tests.object_store import ObjectStore, object_store
 
 EPOCHS = 6
 # A node with mounts of its own: /tmp is empty there, and nobody else's. `ray start` would not join on loopback.
-MOUNTS = 'mount --make-rprivate / && mount -t tmpfs tmpfs /tmp && cd /tmp && exec "$@"'
+# a checkout that is itself below /tmp comes back into the empty one
+MOUNTS = """
+set -e
+mount --make-rprivate /
+case "$CHECKOUT" in /tmp/*) mount --bind "$CHECKOUT" /mnt;; esac
+mount -t tmpfs tmpfs /tmp
+case "$CHECKOUT" in /tmp/*) mkdir -p "$CHECKOUT"; mount --bind /mnt "$CHECKOUT";; esac
+cd /tmp
+exec "$@"
+"""
+CHECKOUT = str(Path(__file__).parents[3])
 NODE = """
 import signal, sys
 from actors.cluster.connection import _read_environment
@@ -62,7 +72,7 @@ def two_nodes(store: ObjectStore, tmp_path_factory: Any) -> Iterator["subprocess
         start = ["unshare", "--mount", "bash", "-c", MOUNTS, "node", sys.executable, "-c", NODE]
         with told.open("w") as log:
             address = ray.get_runtime_context().gcs_address
-            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+            environment = {**os.environ, "PYTHONPATH": CHECKOUT, "CHECKOUT": CHECKOUT}
             node = subprocess.Popen([*start, address], env=environment, stdout=log, stderr=log)
         try:
             until = time.monotonic() + 60
